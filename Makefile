@@ -1,0 +1,65 @@
+# The commands a contributor needs. `make demo` and `make test` set up what is missing on a machine with Python 3.11+.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# A CPU build is enough. Where pip would take a CUDA build you do not want, point TORCH_PIP_ARGS at a CPU index or wheel folder.
+TORCH_PIP_ARGS ?=
+TORCH  := torch==2.13.0
+
+.PHONY: demo test lint types unit setup models bench bench-engine bench-link bench-learner lock clean help
+
+help:
+	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
+	@echo "make test          set up and run formatter, linter, type checker and the tests with coverage"
+	@echo "make bench         timings: engine against transformers, cost of the link, cost of a decision"
+	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
+	@echo "make lock          resolve the lock file anew"
+
+$(VENV)/.installed: requirements/lock.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	$(BIN)/pip install --quiet --require-hashes -r requirements/lock.txt
+	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS) $(TORCH)
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+setup: $(VENV)/.installed
+
+models: setup
+	$(BIN)/akc models fetch
+
+demo: models
+	$(BIN)/akc demo $(DEMO_ARGS)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy controller engine simulations tests
+
+unit: models
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered -m "not slow"
+
+test: lint types unit
+
+bench: bench-engine bench-link bench-learner
+
+bench-engine: models
+	$(BIN)/python -m tests.bench.bench_engine
+
+bench-link: setup
+	$(BIN)/python -m tests.bench.bench_link
+
+bench-learner: setup
+	$(BIN)/python -m tests.bench.bench_learner_micro
+
+test-compose: setup
+	$(BIN)/python -m pytest tests/compose -m slow -p no:cacheprovider
+
+lock: setup
+	UV=$(BIN)/uv requirements/lock.sh
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage* htmlcov build dist *.egg-info

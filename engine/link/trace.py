@@ -1,0 +1,126 @@
+"""The optional trace: one JSON line per request, with what was drawn, how probable it was, and what came of it."""
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from engine.link.messages import Message, Version
+from engine.link.ticket import RowOutcome, Ticket
+
+_log = logging.getLogger(__name__)
+MAX_TRACED_STEPS = 8192
+
+
+class TraceLine(Message, frozen=True):
+    """One request. Lists run over its steps: `step` (number of the engine's step: rows of one step share it), `load`
+    (load bucket), `k` (planned), `p` (probability of the K that ran, given the draft; null where the request's own
+    evidence, a clamp, a probe or the breaker set it), `drafted`, `accepted`, `seen`, `emitted`, `limited`, `seconds`
+    (of the whole step).
+    `draft_p`: probability of the draft at admission. `version`: policy at admission, null for the static choice.
+    """
+
+    engine: str
+    incarnation: str
+    request: int
+    domain: str
+    regime: str
+    draft: str
+    draft_p: float
+    origin: str
+    version: Version | None
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    step: list[int]
+    load: list[int]
+    k: list[int]
+    p: list[float | None]
+    drafted: list[int]
+    accepted: list[int]
+    seen: list[int]
+    emitted: list[int]
+    limited: list[bool]
+    seconds: list[float]
+
+
+class RequestTrace:
+    """Steps of one request while it runs; the first 8192 are kept."""
+
+    __slots__ = ("rows", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.rows: list[tuple[int, int, int, float | None, int, int, int, int, bool, float]] = []
+
+    def add(self, number: int, load: int, row: RowOutcome, seconds: float, *, ordered: bool) -> None:
+        """Keep one row of a completed step; `ordered`: the whole batch was told to run at K = 0."""
+        self.steps += 1
+        if len(self.rows) >= MAX_TRACED_STEPS:
+            return
+        ticket, drafted, accepted, seen, emitted, limited = row
+        choice = ticket.choice
+        p: float | None = 1.0
+        if ordered or limited or (ticket.evidence is not None and ticket.evidence.own_k is not None):
+            p = None
+        elif choice is not None:
+            p = choice.probability.get(drafted)
+        planned = 0 if ordered else ticket.k
+        self.rows.append((number, load, planned, p, drafted, accepted, seen, emitted, limited, seconds))
+
+
+class Tracer:
+    """Lines of finished requests on their way to `<dir>/<engine>-<incarnation>.jsonl`.
+
+    `finish` is called on the decode thread and only appends to a bounded buffer; `flush` writes, on another thread. A
+    full buffer or a full disk costs lines, counted in `dropped`, never a request.
+    """
+
+    def __init__(self, directory: Path, engine: str, incarnation: str, buffer: int) -> None:
+        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in engine)
+        self.path = directory / f"{safe}-{incarnation}.jsonl"
+        self.dropped = 0
+        self._names = (engine, incarnation)
+        self._buffer = buffer
+        self._done: deque[tuple[Ticket, RequestTrace]] = deque()
+        self._encoder = msgspec.json.Encoder()
+
+    def finish(self, ticket: Ticket) -> None:
+        """Hand over a request that has ended."""
+        trace, ticket.trace = ticket.trace, None
+        if trace is None:
+            return
+        if len(self._done) >= self._buffer:
+            self.dropped += 1
+        else:
+            self._done.append((ticket, trace))
+
+    def flush(self) -> None:
+        """Write what has been handed over."""
+        if not self._done:
+            return
+        lines: list[bytes] = []
+        while self._done:
+            lines.append(self._encoder.encode(self._line(*self._done.popleft())))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab") as file:
+                file.write(b"\n".join(lines) + b"\n")
+        except OSError as error:
+            self.dropped += len(lines)
+            _log.warning("trace: %d lines lost, %s cannot be written: %s", len(lines), self.path, error)
+
+    def _line(self, ticket: Ticket, trace: RequestTrace) -> TraceLine:
+        columns = [list(c) for c in zip(*trace.rows, strict=True)] or [[] for _ in range(10)]
+        return TraceLine(
+            *self._names,
+            ticket.number,
+            ticket.domain,
+            ticket.regime,
+            ticket.draft,
+            ticket.probability,
+            ticket.origin,
+            ticket.version,
+            trace.steps,
+            *columns,
+        )

@@ -1,0 +1,43 @@
+"""Connections to the Redis-protocol server, made so that a background thread always comes back in bounded time."""
+
+import random
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+
+def connect(url: str, timeout: float) -> redis.Redis:
+    """A client that waits at most `timeout` seconds to connect and for each answer, and does not retry by itself.
+
+    It connects at its first command. Raises `ValueError` for a URL it cannot read.
+    """
+    return redis.Redis.from_url(
+        url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0), protocol=2
+    )
+
+
+class Backoff:
+    """Seconds to wait after a failure: doubling from `first` to `last`, each time a random half to whole of it.
+
+    >>> backoff = Backoff(0.5, 4.0, random.Random(1))
+    >>> waits = [backoff.after_failure() for _ in range(5)]
+    >>> all(w / 2 <= wait <= w for wait, w in zip(waits, (0.5, 1.0, 2.0, 4.0, 4.0)))
+    True
+    """
+
+    def __init__(self, first: float, last: float, rng: random.Random) -> None:
+        self._first = first
+        self._last = last
+        self._rng = rng
+        self.failures = 0
+
+    def after_failure(self) -> float:
+        """The wait after one more failure in a row."""
+        wait = min(self._last, self._first * 2.0 ** min(self.failures, 30))
+        self.failures += 1
+        return wait * self._rng.uniform(0.5, 1.0)
+
+    def success(self) -> None:
+        """The next failure is a first one again."""
+        self.failures = 0
