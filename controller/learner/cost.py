@@ -1,0 +1,282 @@
+"""Seconds of a step: a linear law per load, tied from load to load, plus an effect for every kind of step.
+
+    seconds = x . beta[load] + shared[load, passes] + own[drafts, load, passes] + prefill[load, bucket] + noise
+
+x = (1, verified, prefill, kv, then per draft: drafted, passes). Real costs are roofs and stairs, not lines: the laws of
+neighbouring loads are tied by a random walk (so a law may be flat at batch 1 and steep at 64), and every kind of step
+that ran gets its own offset, shrunk to the law. All of it is one Gaussian: with Z the design (law, effects),
+
+    precision = prior + sum_key w Z^T Z,   mean = precision^-1 (prior . prior mean + sum_key w Z^T y)
+
+(Bishop, Pattern Recognition and Machine Learning, eqs. 3.50-3.51, from sufficient sums). Noise is relative: w = 1 /
+(sigma * the key's mean seconds)^2, sigma from the scatter within keys. A machine wanders, so a key's weight saturates.
+The sd of each kind of effect is estimated by one EM step a fit, bounded.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from controller.learner.config import PoolSpec
+from controller.learner.discount import Array
+from controller.learner.steps import SHARED, Sums
+from engine.link.messages import passes_bucket, prefill_bucket
+
+# Prior mean and sd of a drafting pass, by the draft's kind, in plain steps of a batch of one.
+PASS_PRICE = {"ngram": (0.01, 0.02), "eagle": (0.06, 0.05), "model": (0.12, 0.10), "other": (0.08, 0.10)}
+EFFECT_SD = {"shared": (0.05, 0.01, 0.25), "own": (0.03, 0.005, 0.2), "prefill": (0.05, 0.01, 0.3)}  # of a step
+_EFFECT_PRIOR = 4.0  # weight of those, in effects
+NOISE = (0.05, 20.0, 0.003)  # prior relative noise, its weight in steps, lowest
+TRIED = 6.0  # steps at a depth (or deeper) that make it known
+SATURATION = 1000.0  # steps of one key beyond which more of them say little: its mean wanders
+
+EffectKey = tuple[str, tuple[str, ...], int, int]  # kind, drafts, load, passes or prefill bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """What steps of each load look like; arrays are [loads]."""
+
+    seconds: Array  # mean seconds of a step, from the nearest load where none ran
+    rows: Array  # decode rows of a step
+    kv: Array  # resident KV tokens
+    prefill: Array  # prompt tokens a step
+    steps: Array  # evidence
+
+
+@dataclass(slots=True)
+class CostPosterior:
+    """The Gaussian over all coefficients: laws [loads * p], then effects in `effects` order."""
+
+    spec: PoolSpec
+    loads: Loads
+    mean: Array
+    root: Array  # [dim, dim]: mean + root @ z, z standard normal, is a draw
+    effects: dict[EffectKey, int]
+    effect_sd: dict[str, float]
+    noise: float
+    passes_per_k: Array  # [drafts]
+    deepest: Array  # [drafts]: passes that at least TRIED steps of the draft reached
+    tried: Array  # [drafts]: steps in which the draft ran
+
+    @property
+    def width(self) -> int:
+        """Features of a law: 1 + 3 + 2 per draft."""
+        return 1 + SHARED + 2 * len(self.spec.drafts)
+
+    def sample(self, rng: np.random.Generator, size: int) -> "CostDraws":
+        """`size` draws of the whole model."""
+        draws = self.mean + rng.standard_normal((size, len(self.mean))) @ self.root.T
+        return CostDraws(self, draws, rng)
+
+    def centre(self) -> "CostDraws":
+        """The posterior mean as a single draw."""
+        return CostDraws(self, self.mean[None, :], None)
+
+
+class CostDraws:
+    """Draws of the cost model; kinds of steps that never ran get effects from their prior, drawn once each."""
+
+    def __init__(self, posterior: CostPosterior, draws: Array, rng: np.random.Generator | None) -> None:
+        self.posterior = posterior
+        self._rng = rng
+        self._draws = draws
+        laws = len(posterior.spec.loads) * posterior.width
+        self.laws = draws[:, :laws].reshape(len(draws), len(posterior.spec.loads), posterior.width)
+        self._fresh: dict[EffectKey, Array] = {}
+
+    def effect(self, kind: str, drafts: tuple[str, ...], load: int, level: int) -> Array:
+        """Draws [size] of one effect, seconds; `load` is an index."""
+        posterior = self.posterior
+        key = (kind, drafts, posterior.spec.loads[load], level)
+        at = posterior.effects.get(key)
+        if at is not None:
+            return self._draws[:, at]
+        if self._rng is None:
+            return np.zeros(len(self._draws))
+        if key not in self._fresh:
+            sd = posterior.effect_sd[kind] * posterior.loads.seconds[load]
+            self._fresh[key] = sd * self._rng.standard_normal(len(self._draws))
+        return self._fresh[key]
+
+    def step_effect(self, drafts: tuple[str, ...], load: int, passes: int) -> Array:
+        """Shared plus own effect of steps in which `drafts` ran `passes` passes, [size]."""
+        level = passes_bucket(passes)
+        return self.effect("shared", (), load, level) + self.effect("own", drafts, load, level)
+
+    def seconds(self, drafts: tuple[str, ...], batch: int, passes: int, x: Array) -> Array:
+        """Draws [size] of the seconds of one step; x = (verified, prefill, kv, then per draft of the *pool*: drafted,
+        passes)."""
+        load = self.posterior.spec.load_index(batch)
+        linear = self.laws[:, load, :] @ np.concatenate([[1.0], x])
+        bucket = prefill_bucket(int(x[1]))
+        extra = self.effect("prefill", (), load, bucket) if bucket else 0.0
+        floor = 0.2 * self.posterior.loads.seconds[load]
+        total = linear + self.step_effect(drafts, load, passes) + extra
+        return np.asarray(np.maximum(total, floor), dtype=np.float64)
+
+
+def describe_loads(groups: list[Sums], spec: PoolSpec) -> Loads:
+    """Means by load; rows = verified - drafted tokens, kept inside the bucket."""
+    loads = np.array(spec.loads, dtype=np.float64)
+    steps, seconds, rows, kv, prefill = np.zeros((5, len(loads)))
+    for group in groups:
+        at = np.array([spec.load_index(key[1]) for key in group.keys])
+        drafted = group.x[:, SHARED::2].sum(axis=1)
+        for total, value in zip(
+            (steps, seconds, rows, kv, prefill),
+            (group.n, group.seconds, group.x[:, 0] - drafted, group.x[:, 2], group.x[:, 1]),
+            strict=True,
+        ):
+            np.add.at(total, at, value)
+    known = steps > 0
+    safe = np.where(known, steps, 1.0)
+    middle = np.minimum(np.where(loads > 1, 1.4 * loads, 1.0), max(spec.max_batch, 1))
+    mean_rows = np.clip(np.where(known, rows / safe, middle), loads, 2 * loads - 1)
+    if not known.any():
+        one = np.ones(len(loads))
+        return Loads(one, mean_rows, 0.0 * one, 0.0 * one, steps)
+    distance = np.abs(np.log2(loads)[:, None] - np.log2(loads)[None, :])
+    nearest = np.argmin(np.where(known[None, :], distance, np.inf), axis=1)
+    per_row = (kv / safe / mean_rows)[nearest]
+    kv_here = np.where(known, kv / safe, per_row * mean_rows)
+    return Loads((seconds / safe)[nearest], mean_rows, kv_here, prefill / safe, steps)
+
+
+def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array]:
+    """Prior precision [dim, dim] and prior mean [dim] of the laws: weak at the lowest load, a random walk upwards."""
+    p, count = 1 + SHARED + 2 * len(spec.drafts), len(spec.loads)
+    step = float(loads.seconds[0])
+    kv_scale = max(float(loads.kv.max(initial=0.0)), 1.0)
+    mean, sd = np.zeros(p), np.zeros(p)
+    mean[:4] = 0.92 * step, 0.03 * step, 0.01 * step, 0.02 * step / kv_scale
+    sd[:4] = 0.5 * step, 0.05 * step, 0.02 * step, 0.2 * step / kv_scale
+    for j, draft in enumerate(spec.drafts):
+        price, doubt = PASS_PRICE[draft.kind]
+        mean[4 + 2 * j : 6 + 2 * j] = 0.0, price * step
+        sd[4 + 2 * j : 6 + 2 * j] = 0.01 * step, doubt * step
+    precision = np.zeros((count * p, count * p))
+    precision[np.arange(p), np.arange(p)] = 1.0 / sd**2
+    for at in range(1, count):
+        size, here = float(spec.loads[at]), float(loads.seconds[at])
+        walk = np.empty(p)
+        walk[:4] = 0.5 * here, min(0.05 * size**0.5, 0.3) * here / size, 0.02 * here / size, 0.1 * here / kv_scale
+        walk[4::2], walk[5::2] = 0.02 * here / size, 0.05 * here
+        w = 1.0 / walk**2
+        low, high = np.arange((at - 1) * p, at * p), np.arange(at * p, (at + 1) * p)
+        precision[low, low] += w
+        precision[high, high] += w
+        precision[low, high] -= w
+        precision[high, low] -= w
+    return precision, np.tile(mean, count)
+
+
+def relative_noise(groups: list[Sums]) -> float:
+    """Standard deviation of a step's seconds around its key's mean, relative to it, pooled over keys."""
+    variance, weight = NOISE[0] ** 2 * NOISE[1], NOISE[1]
+    for group in groups:
+        mean = group.seconds / group.n
+        scatter = np.maximum(group.seconds_sq - group.seconds * mean, 0.0) / mean**2
+        more = group.n > 1
+        variance += float(scatter[more].sum())
+        weight += float((group.n - 1)[more].sum())
+    return float(np.clip(np.sqrt(variance / weight), NOISE[2], 1.0))
+
+
+def _known(group: Sums, spec: PoolSpec) -> Sums:
+    """The rows whose drafts the pool has: a draft that was unloaded leaves steps behind."""
+    names = {draft.name for draft in spec.drafts}
+    rows = [i for i, key in enumerate(group.keys) if names.issuperset(key[0])]
+    return group if len(rows) == len(group.keys) else Sums([group.keys[i] for i in rows], *(x[rows] for x in group[1:]))
+
+
+def _columns(spec: PoolSpec, drafts: tuple[str, ...], load: int) -> list[int]:
+    """Where x's features (1 first) stand in the law of a load."""
+    p, order = 1 + SHARED + 2 * len(spec.drafts), [draft.name for draft in spec.drafts]
+    own = [4 + 2 * order.index(name) + part for name in drafts for part in (0, 1)]
+    return [load * p + at for at in (0, 1, 2, 3, *own)]
+
+
+def fit(groups: list[Sums], spec: PoolSpec, effect_sd: dict[str, float]) -> CostPosterior:
+    """The posterior from blended sums. `effect_sd` is the last fit's, relative to a step; the result holds the new."""
+    groups = [kept for group in groups if (kept := _known(group, spec)).keys]
+    loads = describe_loads(groups, spec)
+    precision, centre = _prior(spec, loads)
+    laws = len(centre)
+    effects: dict[EffectKey, int] = {}
+    placed: list[tuple[Sums, int, list[int], list[int]]] = []
+    for group in groups:
+        for row, (drafts, batch, passes, prefill) in enumerate(group.keys):
+            load = spec.load_index(batch)
+            size = spec.loads[load]
+            wanted: list[EffectKey] = [("shared", (), size, passes), ("own", drafts, size, passes)]
+            if prefill:
+                wanted.append(("prefill", (), size, prefill))
+            offsets = [effects.setdefault(key, laws + len(effects)) for key in wanted]
+            placed.append((group, row, _columns(spec, drafts, load), offsets))
+    dim = laws + len(effects)
+    full, rhs = np.zeros((dim, dim)), np.zeros(dim)
+    full[:laws, :laws] = precision
+    rhs[:laws] = precision @ centre
+    scale = np.array([loads.seconds[spec.load_index(key[2])] for key in effects])
+    kinds = np.array([key[0] for key in effects], dtype=object)
+    sds = np.array([effect_sd[kind] for kind in kinds]) * scale
+    full[range(laws, dim), range(laws, dim)] = 1.0 / np.maximum(sds, 1e-12) ** 2
+    noise = relative_noise(groups)
+    for group, row, law, offsets in placed:
+        n, total = float(group.n[row]), float(group.seconds[row])
+        weight = 1.0 / ((noise * total / n) ** 2 * (1.0 + n / SATURATION))
+        first = np.concatenate([[n], group.x[row]])
+        square = np.empty((len(law), len(law)))
+        square[0], square[:, 0] = first, first
+        square[1:, 1:] = group.xx[row]
+        full[np.ix_(law, law)] += weight * square
+        cross = weight * first
+        for at in offsets:
+            full[at, law] += cross
+            full[law, at] += cross
+            rhs[at] += weight * total
+        full[np.ix_(offsets, offsets)] += weight * n
+        rhs[law] += weight * np.concatenate([[total], group.xy[row]])
+    # Jacobi scaling: coefficients of KV tokens and of intercepts differ by ten orders of magnitude.
+    jacobi = 1.0 / np.sqrt(np.diag(full))
+    lower = np.linalg.cholesky(full * jacobi[:, None] * jacobi + 1e-12 * np.eye(dim))
+    root = jacobi[:, None] * np.linalg.inv(lower).T
+    mean = root @ (root.T @ rhs)
+    new_sd = dict(effect_sd)
+    if effects:
+        moment = (mean[laws:] ** 2 + (root[laws:] ** 2).sum(axis=1)) / scale**2
+        for kind, (prior, low, high) in EFFECT_SD.items():
+            mine = moment[kinds == kind]
+            variance = (_EFFECT_PRIOR * prior**2 + float(mine.sum())) / (_EFFECT_PRIOR + len(mine))
+            new_sd[kind] = float(np.clip(np.sqrt(variance), low, high))
+    return CostPosterior(spec, loads, mean, root, effects, new_sd, noise, *_experience(groups, spec))
+
+
+def _experience(groups: list[Sums], spec: PoolSpec) -> tuple[Array, Array, Array]:
+    """By draft: passes counted per K where it ran alone (else 1), the deepest it ran TRIED times, steps it ran.
+
+    A draft that proposes all its tokens in one pass, or needs no model at all, shows in the first.
+    """
+    counted, planned, tried = np.zeros((3, len(spec.drafts)))
+    by_depth: list[dict[int, float]] = [{} for _ in spec.drafts]
+    order = {draft.name: j for j, draft in enumerate(spec.drafts)}
+    for group in groups:
+        for i, (drafts, _, depth, _) in enumerate(group.keys):
+            for name in drafts:
+                if name in order:
+                    j, n = order[name], float(group.n[i])
+                    tried[j] += n
+                    by_depth[j][depth] = by_depth[j].get(depth, 0.0) + n
+                    if len(drafts) == 1 and depth:
+                        planned[j] += n * depth
+                        counted[j] += float(group.x[i, SHARED + 1])
+    deepest = np.zeros(len(spec.drafts))
+    for j, steps in enumerate(by_depth):
+        total = 0.0
+        for depth in sorted(steps, reverse=True):
+            total += steps[depth]
+            if total >= TRIED:
+                deepest[j] = depth
+                break
+    return np.where(planned > 0, counted / np.maximum(planned, 1e-9), 1.0), deepest, tried

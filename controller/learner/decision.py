@@ -1,0 +1,337 @@
+"""A decision: one pass from posteriors to policy cells, for every context and load."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.learner.config import LearnerConfig, PoolSpec
+from controller.learner.curves import Curves, expected_tokens
+from controller.learner.discount import Array
+from controller.learner.evidence import Context
+from controller.learner.gate import Gate, nonadaptive_share
+from controller.learner.goodput import alone, joint_response
+from controller.learner.policy import (
+    Top,
+    arm_name,
+    conditional,
+    flat_arms,
+    frequencies,
+    introduced,
+    pruned,
+    rounded,
+    steadied,
+    together,
+    winners,
+)
+from controller.learner.prices import Prices
+from engine.link.messages import NO_DRAFT, DraftChoice, PolicyCell, ProbePlan
+
+_Z90 = 1.6449
+_PRESENT = 0.5  # a context is part of the joint choice when a batch holds one of its rows with this probability
+_COVERED = 0.8
+_PORTION = 128  # draws handled at once
+
+
+class Arm(NamedTuple):
+    """One arm of one cell. Goodput in tokens/s, of a row and of the batch; speedup over plain with its 90% interval."""
+
+    domain: str
+    regime: str
+    load: int
+    draft: str
+    k: int
+    goodput_row: float
+    goodput_batch: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    probability: float  # of being played under this policy
+    best: float  # share of draws in which it was best
+    played: float  # share of the cell's row-steps so far, by the policies then in force
+
+
+@dataclass(slots=True)
+class LoadTable:
+    """Everything decided at one load; arrays are [contexts, arms] unless said otherwise."""
+
+    load: int
+    probability: Array
+    best: Array
+    goodput_row: Array
+    goodput_batch: Array
+    gain: Array  # mean marginal gain over the context at K = 0
+    shortfall: Array  # expected plain steps lost per step
+    speedup: Array
+    speedup_sd: Array  # relative sd
+    closed: NDArray[np.bool_]  # [contexts]
+    seconds: Array  # [contexts, J, Kn]: expected seconds of a step
+    given_draft: Array  # [contexts, J, Kn]: P(K | draft)
+    top: Top  # [contexts]
+    since: Array  # [contexts]
+
+
+@dataclass(slots=True)
+class Decision:
+    """Policy cells, what a probe should look like, the allowance per engine, and per-arm tables for people."""
+
+    cells: list[PolicyCell]
+    probe: ProbePlan
+    allowance: int
+    switches: int  # cells whose most probable arm changed with this decision
+    contexts: list[Context]
+    spec: PoolSpec
+    tables: list[LoadTable]
+    played: Array  # [contexts, loads, arms]
+    _reasons: list[str] = field(default_factory=list)
+
+    def arms(self, least: float = 0.0) -> list[Arm]:
+        """The table of arms, most probable first within a cell; `least` leaves out arms less probable than it."""
+        names, ks = tuple(d.name for d in self.spec.drafts), self.spec.ks
+        rows = []
+        for at, table in enumerate(self.tables):
+            low = table.speedup * np.exp(-_Z90 * table.speedup_sd)
+            high = table.speedup * np.exp(_Z90 * table.speedup_sd)
+            for c, (domain, regime) in enumerate(self.contexts):
+                share = self.played[c, at] / max(float(self.played[c, at].sum()), 1e-9)
+                for arm in np.argsort(-table.probability[c], kind="stable").tolist():
+                    draft, k = arm_name(arm, names, ks)
+                    if table.probability[c, arm] < least or (arm and k not in self.spec.allowed(draft)):
+                        continue
+                    numbers = (
+                        table.goodput_row, table.goodput_batch, table.speedup, low, high, table.probability, table.best
+                    )  # fmt: skip
+                    values = (*(float(array[c, arm]) for array in numbers), float(share[arm]))
+                    rows.append(Arm(domain, regime, table.load, draft, k, *values))
+        return rows
+
+    def reasons(self) -> dict[tuple[str, str, int], str]:
+        """One sentence a cell, by (domain, regime, load), why its most probable arm is what it is."""
+        names, ks = tuple(d.name for d in self.spec.drafts), self.spec.ks
+        told = {}
+        for table in self.tables:
+            for c, (domain, regime) in enumerate(self.contexts):
+                told[domain, regime, table.load] = _reason(table, c, names, ks)
+        return told
+
+
+def _reason(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ...]) -> str:
+    arm = int(table.top[c])
+    rival = 1 + int(np.argmax(table.gain[c, 1:])) if table.gain.shape[1] > 1 else 0
+    shown = arm or rival
+    width = _Z90 * float(table.speedup_sd[c, shown])
+    middle = float(table.speedup[c, shown])
+    interval = f"{middle:.2f}x plain ({middle * np.exp(-width):.2f} to {middle * np.exp(width):.2f})"
+    name, k = arm_name(shown, drafts, ks)
+    if arm:
+        return f"{name} at K = {k}: {interval}; best in {table.best[c, arm]:.0%} of draws"
+    if not shown:
+        return "no speculation: the pool has no draft"
+    why = "its exploration budget is spent and no gain is sure" if table.closed[c] else "no arm clears the margin"
+    return f"no speculation: {why}; the best, {name} at K = {k}, would bring {interval}"
+
+
+class Stay(NamedTuple):
+    """What the last decision left for the calm of this one: most probable arms and since when, [contexts, loads]."""
+
+    top: Top
+    since: Array
+
+
+def rows_at(load_rows: float, mix: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Rows of each context in a batch that holds it, and which contexts make up the typical batch, from shares mix [C]:
+    those in most batches, and the most frequent ones until they cover most rows or are as many as the rows.
+
+    >>> rows, core = rows_at(8.0, np.array([0.75, 0.24, 0.01]))
+    >>> rows.round(2).tolist(), core.tolist()
+    ([6.06, 1.94, 1.0], [True, True, False])
+    """
+    present = 1.0 - (1.0 - mix) ** load_rows
+    rank = np.argsort(np.argsort(-mix, kind="stable"), kind="stable")
+    covered = np.cumsum(np.sort(mix)[::-1])[rank] - mix
+    core = (present >= _PRESENT) | ((rank < np.ceil(load_rows)) & (covered < _COVERED)) | (rank == 0)
+    weight = np.where(mix > 0, mix, 1e-3)
+    rows = load_rows * weight / weight[core].sum()
+    return np.where(core, rows, 1.0), core
+
+
+class Outlook(NamedTuple):
+    """What every arm of every context would bring at one load: gain over the context at K = 0, by draw [S, C, J, Kn];
+    the rest as means over draws ([C, J, Kn], or [C] for K = 0)."""
+
+    gain: NDArray[np.float32]
+    gain_mean: Array
+    gain_sd: Array  # relative
+    speedup: Array  # a row's goodput over plain
+    speedup_sd: Array  # relative
+    idle_speedup: Array
+    idle_sd: Array
+    goodput: Array  # of the batch, tokens/s
+    idle_goodput: Array
+    seconds: Array
+    idle_seconds: Array
+    plain: float
+
+
+def outlook(
+    prices: Prices,
+    load: int,
+    load_rows: float,
+    mix: Array,
+    tokens: NDArray[np.float32],
+    ks: tuple[int, ...],
+    allowed: NDArray[np.bool_],
+) -> Outlook:
+    """Price every arm: alone at batch 1, jointly otherwise. Draws go through in portions that stay in the cache."""
+    rows, core = rows_at(load_rows, mix)
+    k, rows = np.array(ks, dtype=np.float32), rows.astype(np.float32)
+    gain = np.empty(tokens.shape, dtype=np.float32)
+    totals: list[Array] = []
+    for at in range(0, len(tokens), _PORTION):
+        part = slice(at, at + _PORTION)
+        some = Prices(*(array[part].astype(np.float32) for array in prices))
+        mine = tokens[part]
+        answer = alone(some, mine, k) if load == 1 else joint_response(some, rows, core, mine, k, allowed)
+        gain[part] = answer.gain
+        speedup = mine * some.plain[:, None, None, None]
+        speedup /= answer.seconds
+        idle = some.plain[:, None] / answer.idle_seconds
+        still = (answer.goodput / answer.gain)[:, :, 0, 0]
+        sums = [x.sum(axis=0) for x in (answer.gain, speedup, idle, answer.goodput, still, answer.seconds)]
+        squares = [np.einsum("s...,s...->...", x, x) for x in (answer.gain, speedup, idle)]
+        new = [x.astype(np.float64) for x in (*sums, answer.idle_seconds.sum(axis=0), *squares)]
+        totals = [a + b for a, b in zip(totals, new, strict=True)] if totals else new
+    n = len(tokens)
+    gain_mean, speedup_mean, idle_mean, goodput, still_mean, seconds, idle_seconds = (total / n for total in totals[:7])
+    sds = [
+        np.sqrt(np.maximum(square / n / mean**2 - 1.0, 0.0))
+        for square, mean in zip(totals[7:], (gain_mean, speedup_mean, idle_mean), strict=True)
+    ]
+    return Outlook(
+        gain, gain_mean, sds[0], speedup_mean, sds[1], idle_mean, sds[2], goodput, still_mean, seconds, idle_seconds,
+        float(prices.plain.mean()),
+    )  # fmt: skip
+
+
+def ladder(deepest: Array, ks: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which K a draft may run yet [J, Kn]: at most twice the deepest it has run (3 at first), from `deepest` [J].
+
+    An untried draft at a large K can cost several plain steps in one: half that depth tells its price and acceptance
+    almost as well.
+
+    >>> ladder(np.array([0.0, 3.0]), (0, 2, 4, 8)).tolist()
+    [[True, True, False, False], [True, True, True, False]]
+    """
+    limit = np.maximum(3.0, 2.0 * deepest)[:, None]
+    k = np.array(ks)
+    smallest = k[k > 0].min(initial=1)
+    return np.asarray(k <= np.maximum(limit, smallest), dtype=bool)
+
+
+def decide_load(
+    at: int,
+    spec: PoolSpec,
+    config: LearnerConfig,
+    seen: Outlook,
+    gate: Gate,
+    playable: NDArray[np.bool_],
+    least: Array,
+    stay: Stay,
+    now: float,
+) -> LoadTable:
+    """Decide one load (`at` is its index) from its outlook; playable [J, Kn]: prepared and reached,
+    see `ladder`; least [C, J]: share every draft must have, see `introduced`."""
+    c, j, count = seen.gain_mean.shape
+    admitted = gate.admitted(seen.gain_mean, seen.gain_sd) & playable
+    admitted[..., 0] = False
+    hurdle = 1.0 + gate.margin
+    values = np.asarray(seen.gain * admitted, dtype=np.float32)
+    winner, level = winners(values, hurdle)
+    best = frequencies(winner, 1 + j * (count - 1))
+    within = frequencies(level.reshape(len(level), c * j), count).reshape(c, j, count)
+    worth = flat_arms(np.where(admitted, seen.gain_mean, 0.0), hurdle)
+
+    def value(context: int, arm: int) -> NDArray[np.float32]:
+        if arm == 0:
+            return np.full(len(values), hurdle, dtype=np.float32)
+        draft, nth = divmod(arm - 1, count - 1)
+        return values[:, context, draft, nth + 1]
+
+    def ahead(context: int, new: int, old: int) -> float:
+        return float((value(context, new) > value(context, old)).mean())
+
+    shares = introduced(pruned(best, config.prune), within, least)
+    calm = (now, config.dwell, config.hysteresis)
+    shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
+    joint = shares[:, 1:].reshape(c, j, count - 1)
+    joint = np.concatenate([np.zeros((c, j, 1)), joint], axis=2)
+    speedup = flat_arms(seen.speedup, seen.idle_speedup)
+    shortfall = seen.seconds / seen.idle_seconds[:, None, None] * (1.0 - seen.gain_mean)
+    return LoadTable(
+        load=spec.loads[at],
+        probability=shares,
+        best=best,
+        goodput_row=speedup / seen.plain,
+        goodput_batch=flat_arms(seen.goodput, seen.idle_goodput),
+        gain=flat_arms(seen.gain_mean, 1.0),
+        shortfall=flat_arms(shortfall, 0.0),
+        speedup=speedup,
+        speedup_sd=flat_arms(seen.speedup_sd, seen.idle_sd),
+        closed=gate.closed.copy(),
+        seconds=seen.seconds,
+        given_draft=conditional(joint, within, config.draws, config.prune),
+        top=top,
+        since=since,
+    )
+
+
+def draws_of_tokens(curves: Curves, spec: PoolSpec, rng: np.random.Generator, size: int) -> NDArray[np.float32]:
+    """Draws of expected tokens a step, [S, C, J, Kn]."""
+    return expected_tokens(curves.draws(rng, size), spec.ks).astype(np.float32)
+
+
+def policy_cells(
+    tables: list[LoadTable],
+    contexts: list[Context],
+    spec: PoolSpec,
+    curves: Curves,
+    steps: Array,
+    least: float,
+    quantiles: Array,
+) -> list[PolicyCell]:
+    """The wire's cells; steps [C] is each context's evidence (row-steps of any draft), for the non-adaptive share.
+
+    quantiles [loads]: where rows share steps (batch 2 and more) all requests admitted under one version take the draft
+    at this quantile of their context's probabilities; over versions each draft gets its probability. See `together`.
+    """
+    alpha, beta = (np.round(array, 3).clip(1e-3).tolist() for array in curves.beta())
+    nonadaptive = [round(nonadaptive_share(n, least), 3) for n in steps.tolist()]
+    cells = []
+    ks = spec.ks
+    reach = [len(spec.allowed(draft.name)) for draft in spec.drafts]
+    for table, u in zip(tables, quantiles.tolist(), strict=True):
+        by_draft = table.probability[:, 1:].reshape(len(contexts), len(spec.drafts), -1).sum(axis=2)
+        shares = np.concatenate([table.probability[:, :1], by_draft], axis=1)
+        p = rounded(shares if table.load == 1 else together(shares, u)).tolist()
+        given = rounded(table.given_draft).tolist()
+        seconds = np.maximum(np.round(table.seconds, 8), 1e-8).tolist()
+        expected = np.round((table.probability * table.speedup).sum(axis=1), 4).tolist()
+        for c, (domain, regime) in enumerate(contexts):
+            # The plain price of the load stands with `none`.
+            choices = [DraftChoice(NO_DRAFT, p[c][0], [(0, 1.0)], seconds=[(0, seconds[c][0][0])])]
+            for j, draft in enumerate(spec.drafts):
+                n = reach[j]
+                deepest = ks[n - 1]
+                choices.append(
+                    DraftChoice(
+                        draft.name,
+                        p[c][j + 1],
+                        [(k, q) for k, q in zip(ks[:n], given[c][j], strict=False) if q > 0],
+                        alpha[c][j][:deepest],
+                        beta[c][j][:deepest],
+                        list(zip(ks[:n], seconds[c][j], strict=False)),
+                    )
+                )
+            cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
+    return cells

@@ -1,0 +1,126 @@
+"""What the learner believes, in rows for people: curves, costs, and the speedup achieved."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from controller.learner.acceptance import Counts
+from controller.learner.account import Earned, achieved_speedup
+from controller.learner.config import PoolSpec
+from controller.learner.cost import CostPosterior
+from controller.learner.curves import Curves
+from controller.learner.discount import Array
+from controller.learner.evidence import Context
+from controller.learner.prices import prices_at
+from controller.learner.steps import Sums
+
+
+class CurvePoint(NamedTuple):
+    """Acceptance of one draft at one position (1 first) in one context: posterior mean, 90% interval, evidence."""
+
+    domain: str
+    regime: str
+    draft: str
+    position: int
+    mean: float
+    low: float
+    high: float
+    effective: float  # observations after the design effect
+    seen: float  # observations as faded
+    accepted: float
+    deff: float
+
+
+class CostRow(NamedTuple):
+    """One kind of step that ran: mean seconds, and what the model says at the same mean x, with its 90% interval."""
+
+    drafts: tuple[str, ...]
+    load: int
+    passes: int
+    prefill: int
+    steps: float
+    seconds: float
+    predicted: float
+    low: float
+    high: float
+
+
+class Achieved(NamedTuple):
+    """Speedup over plain really achieved in one context and load, with its 90% interval, and what it rests on."""
+
+    domain: str
+    regime: str
+    load: int
+    speedup: float
+    low: float
+    high: float
+    row_steps: float
+    tokens: float
+    row_seconds: float
+
+
+class Estimates(NamedTuple):
+    """Everything for the API. `plain_seconds`: price of a plain step by load, (mean, sd)."""
+
+    curves: list[CurvePoint]
+    costs: list[CostRow]
+    achieved: list[Achieved]
+    plain_seconds: dict[int, tuple[float, float]]
+    noise: float
+
+
+def curve_points(curves: Curves, counts: Counts, contexts: list[Context], spec: PoolSpec) -> list[CurvePoint]:
+    """Rows for every position a draft can reach."""
+    alpha, beta = curves.beta()
+    mean = alpha / (alpha + beta)
+    low, high = special.betaincinv(alpha, beta, 0.05), special.betaincinv(alpha, beta, 0.95)
+    arrays = (mean, low, high, counts.effective_seen, counts.seen, counts.accepted, counts.deff)
+    return [
+        CurvePoint(*context, draft.name, i + 1, *(float(array[c, j, i]) for array in arrays))
+        for c, context in enumerate(contexts)
+        for j, draft in enumerate(spec.drafts)
+        for i in range(spec.allowed(draft.name)[-1])
+    ]
+
+
+def cost_rows(groups: list[Sums], posterior: CostPosterior, rng: np.random.Generator) -> list[CostRow]:
+    """Rows for every kind of step that ran, by the model's draws."""
+    names = [draft.name for draft in posterior.spec.drafts]
+    draws = posterior.sample(rng, 256)
+    rows = []
+    for group in groups:
+        for i, (drafts, load, passes, prefill) in enumerate(group.keys):
+            if not set(drafts) <= set(names):
+                continue
+            n = float(group.n[i])
+            x = np.zeros(posterior.width - 1)
+            own = [at for name in drafts for at in (3 + 2 * names.index(name), 4 + 2 * names.index(name))]
+            x[[0, 1, 2, *own]] = group.x[i] / n
+            predicted = draws.seconds(drafts, max(load, 1), passes, x)
+            low, high = np.quantile(predicted, [0.05, 0.95]).tolist()
+            mean = float(group.seconds[i]) / n
+            rows.append(CostRow(drafts, load, passes, prefill, n, mean, float(predicted.mean()), low, high))
+    return rows
+
+
+def plain_prices(posterior: CostPosterior, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Mean and sd of a plain step's seconds, [loads] each."""
+    draws = posterior.sample(rng, 256)
+    plain = np.stack([prices_at(draws, at, (0,)).plain for at in range(len(posterior.spec.loads))])
+    return plain.mean(axis=1), plain.std(axis=1)
+
+
+def achieved_rows(
+    earned: Earned, contexts: list[Context], posterior: CostPosterior, plain: Array, plain_sd: Array
+) -> list[Achieved]:
+    """Rows for every context and load that ran."""
+    loads = posterior.loads
+    laws = posterior.centre().laws[0]
+    prefill = np.clip(laws[:, 2] * loads.prefill / loads.seconds, 0.0, 0.95)
+    speedup, low, high = achieved_speedup(earned, plain, plain_sd, prefill, posterior.noise)
+    numbers = (speedup, low, high, *earned)
+    return [
+        Achieved._make((*contexts[c], posterior.spec.loads[at], *(float(array[c, at]) for array in numbers)))
+        for c, at in np.argwhere(earned.row_steps > 0).tolist()
+    ]

@@ -1,0 +1,68 @@
+"""The safety gate: explore while the budget lasts, then speculate only where the gain is sure.
+
+Every context holds a reserve of at most B0 steps, counted against plain decoding in *expectation* (the luck of tokens
+would swamp ten steps): for every batch step since the last decision, with arms played with probabilities pi,
+
+    reserve += epsilon - loss,   loss = sum_arm pi(arm) * E[seconds / plain - tokens], by today's posterior
+
+kept at B0 or below. So a context may lose B0 steps to find out, and epsilon of its steps for ever.
+
+* open (reserve left): Thompson sampling over every arm whose upper bound reaches 1 + margin: explore early;
+* closed (reserve spent, until half of it is back): only arms whose *lower* bound clears 1 + margin; mostly none.
+
+Either way plain wins a draw unless an arm beats it by the margin.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.learner.discount import Array
+
+_Z_LOW = 1.2816  # one-sided 90%
+_Z_HIGH = 1.6449  # one-sided 95%
+
+
+class Gate:
+    """Reserves of all contexts, in batch steps."""
+
+    def __init__(self, budget: float, epsilon: float, margin: float) -> None:
+        self.budget, self.epsilon, self.margin = budget, epsilon, margin
+        self.reserve: Array = np.zeros(0)
+        self.closed: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+
+    def grow(self, contexts: int) -> None:
+        """Give contexts new since the last call a full budget."""
+        more = contexts - len(self.reserve)
+        if more > 0:
+            self.reserve = np.concatenate([self.reserve, np.full(more, self.budget)])
+            self.closed = np.concatenate([self.closed, np.zeros(more, dtype=bool)])
+
+    def charge(self, steps: Array, loss: Array) -> None:
+        """Book steps [contexts, loads] played at expected loss per step [contexts, loads]; opens or closes contexts.
+
+        >>> gate = Gate(budget=10.0, epsilon=0.005, margin=0.01)
+        >>> gate.grow(1)
+        >>> gate.charge(np.array([[100.0]]), np.array([[0.205]]))
+        >>> float(gate.reserve[0].round(6)), bool(gate.closed[0])
+        (-10.0, True)
+        """
+        change = (steps * (self.epsilon - loss)).sum(axis=1)
+        self.reserve = np.minimum(self.budget, self.reserve + change)
+        self.closed = np.where(self.closed, self.reserve < 0.5 * self.budget, self.reserve <= 0.0)
+
+    def admitted(self, mean: Array, relative_sd: Array) -> NDArray[np.bool_]:
+        """Which arms may be played, [contexts, ...], from mean and relative sd of their gain over plain, same shape."""
+        edge = 1.0 + self.margin
+        hopeful = mean * np.exp(_Z_HIGH * relative_sd) >= edge
+        sure = mean * np.exp(-_Z_LOW * relative_sd) >= edge
+        closed = self.closed.reshape(-1, *[1] * (mean.ndim - 1))
+        return np.asarray(np.where(closed, sure, hopeful), dtype=bool)
+
+
+def nonadaptive_share(steps: float, least: float) -> float:
+    """Share of requests whose K must not follow their own luck: everybody while the domain is young, `least` later.
+
+    >>> [round(nonadaptive_share(n, 0.2), 2) for n in (0, 200, 1800)]
+    [1.0, 0.6, 0.28]
+    """
+    return least + (1.0 - least) * 200.0 / (200.0 + steps)

@@ -1,0 +1,233 @@
+"""The learner: evidence in, decisions out. Pure: time and random generators are arguments; no input, no output."""
+
+import numpy as np
+
+from controller.learner import cost, curves, state
+from controller.learner.acceptance import AcceptanceEvidence, Counts
+from controller.learner.account import Account
+from controller.learner.config import LearnerConfig, PoolSpec
+from controller.learner.decision import (
+    Decision,
+    LoadTable,
+    Stay,
+    decide_load,
+    draws_of_tokens,
+    ladder,
+    outlook,
+    policy_cells,
+)
+from controller.learner.discount import Array
+from controller.learner.estimates import Estimates, achieved_rows, cost_rows, curve_points, plain_prices
+from controller.learner.evidence import REGIMES, Contexts, Delta
+from controller.learner.gate import Gate
+from controller.learner.prices import prices_at
+from controller.learner.steps import StepEvidence, Sums
+from engine.link.messages import ProbePlan
+
+MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for longest is folded into the retired
+# A draft that ran fewer steps in the pool, or in a context, has at least that share of the context's requests.
+_TRIED, _FIRST = 24.0, 0.25
+# In a context that share grows with the steps of other drafts there, so that bad luck does not last.
+_TRIED_HERE, _FIRST_HERE, _PATIENCE = 16.0, 0.1, 500.0
+_HOLD = 24.0  # steps of an engine for which batches draw their drafts at one quantile
+_GOLDEN = 0.6180339887498949
+_PLAIN_SURE = 0.01  # relative sd of the plain price below which probes become rare
+
+
+class Learner:
+    """Learns a pool's acceptance and costs and decides draft and K for every (domain, regime, load bucket).
+
+    >>> from engine.link.messages import DraftInfo
+    >>> learner = Learner(LearnerConfig(), PoolSpec((DraftInfo("ngram", "ngram", 4),), (0, 2, 4), max_batch=2))
+    >>> decision = learner.decide(now=0.0, rng=np.random.default_rng(0))
+    >>> [(cell.domain, cell.regime, cell.load) for cell in decision.cells]
+    [('other', 'greedy', 1), ('other', 'sampled', 1), ('other', 'greedy', 2), ('other', 'sampled', 2)]
+    """
+
+    def __init__(self, config: LearnerConfig, spec: PoolSpec) -> None:
+        self.config, self.spec = config, spec
+        lives = (config.fast_half_life, config.slow_half_life)
+        self.contexts = Contexts(config.max_domains)
+        self.acceptance = AcceptanceEvidence(spec.positions, *lives)
+        self.steps = StepEvidence(*lives, config.engine_share)
+        self.account = Account(spec.loads, *lives)
+        self.gate = Gate(config.budget_steps, config.epsilon, config.margin)
+        self.engines: dict[str, float] = {}  # name -> newest evidence
+        self.rejected: dict[str, int] = {"acceptance": 0, "moments": 0, "cost": 0, "account": 0}
+        self.effect_sd: dict[str, float] = {kind: bounds[0] for kind, bounds in cost.EFFECT_SD.items()}
+        arms = 1 + len(spec.drafts) * (len(spec.ks) - 1)
+        self.played: Array = np.zeros((0, len(spec.loads), arms))
+        self.probability: Array = np.zeros((0, len(spec.loads), arms))  # of the last decision
+        self.stay = Stay(np.zeros((0, len(spec.loads)), dtype=np.intp), np.zeros((0, len(spec.loads))))
+        self.quantiles: Array = np.zeros(len(spec.loads))
+        self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
+        self.started = False
+        self._drafts = frozenset(draft.name for draft in spec.drafts)
+
+    def observe(self, delta: Delta) -> None:
+        """Take in what one engine counted in one interval. Inconsistent cells are left out and counted in `rejected`.
+
+        Raises ValueError for a time that is not finite.
+        """
+        if not np.isfinite(delta.time):
+            raise ValueError(f"evidence of engine {delta.engine!r} is dated {delta.time}; a time is a finite number")
+        if delta.engine not in self.engines and len(self.engines) >= MAX_ENGINES:
+            silent = min(self.engines, key=self.engines.__getitem__)
+            del self.engines[silent]
+            self.acceptance.retire(silent)
+            self.steps.retire(silent)
+        self.engines[delta.engine] = max(delta.time, self.engines.get(delta.engine, -np.inf))
+        rejected = self.rejected
+        rejected["acceptance"] += self.acceptance.observe(
+            delta.engine, delta.time, delta.acceptance, self.contexts, self._drafts
+        )
+        rejected["moments"] += self.acceptance.observe_moments(delta.time, delta.moments, self.contexts)
+        rejected["cost"] += self.steps.observe(delta.engine, delta.time, delta.cost)
+        rejected["account"] += self.account.observe(delta.time, delta.account, self.contexts)
+
+    def decide(self, now: float, rng: np.random.Generator) -> Decision:
+        """Decide every context and load as of `now` (seconds). Books the exploration since the last decision."""
+        config, spec = self.config, self.spec
+        self._grow()
+        contexts = len(self.contexts)
+        counts, belief = self._curves(now)
+        _, prices = self._costs(now)
+        cost_draws = prices.sample(rng, config.draws)
+        tokens = draws_of_tokens(belief, spec, rng, config.draws)
+        mix = self.account.mix(now, contexts)
+        prepared = np.array([[k in spec.allowed(d.name) for k in spec.ks] for d in spec.drafts], dtype=bool)
+        prepared = prepared.reshape(len(spec.drafts), len(spec.ks))
+        playable = prepared & ladder(prices.deepest, spec.ks)
+        here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
+        least = np.where(counts.seen[:, :, 0] < _TRIED_HERE, here, 0.0)
+        least = np.where(prices.tried < _TRIED, _FIRST, least) * ~self.gate.closed[:, None]
+        steps = self.account.take_pending(contexts)
+        batches = steps.sum(axis=0) / prices.loads.rows
+        tables: list[LoadTable] = []
+        for at, load in enumerate(spec.loads if spec.drafts and len(spec.ks) > 1 else ()):
+            rows = float(prices.loads.rows[at])
+            # Whoever is held at plain by the gate does not share its passes with the others.
+            free = ~(self.gate.closed & (self.stay.top[:, at] <= 0))
+            allowed = playable & free[:, None, None]
+            seen = outlook(prices_at(cost_draws, at, spec.ks), load, rows, mix[at], tokens, spec.ks, allowed)
+            tables.append(decide_load(at, spec, config, seen, self.gate, playable, least, self.stay, now))
+        if tables and steps.any():
+            # What was played since the last decision, judged by what is known now, opens or closes gates for the next.
+            shortfall = np.stack([t.shortfall for t in tables], axis=1)
+            self.gate.charge(steps / prices.loads.rows, (self.probability * shortfall).sum(axis=2))
+            self.played = 0.999 * self.played + steps[..., None] * self.probability
+        top = np.stack([t.top for t in tables], axis=1) if tables else self.stay.top
+        since = np.stack([t.since for t in tables], axis=1) if tables else self.stay.since
+        switches = int(((top != self.stay.top) & (self.stay.top >= 0)).sum())
+        self.stay = Stay(top, since)
+        if tables:
+            self.probability = np.stack([t.probability for t in tables], axis=1)
+        evidence = counts.seen[:, :, 0].sum(axis=1) if spec.drafts else np.zeros(contexts)
+        return Decision(
+            cells=policy_cells(
+                tables, self.contexts.names, spec, belief, evidence, config.nonadaptive, self._quantiles(batches, rng)
+            )
+            if tables
+            else [],
+            probe=self._probe(tables, prices, rng),
+            allowance=self._allowance(tables, prices.loads.rows),
+            switches=switches,
+            contexts=list(self.contexts.names),
+            spec=spec,
+            tables=tables,
+            played=self.played.copy(),
+        )
+
+    def estimates(self, now: float) -> Estimates:
+        """What is believed as of `now`, in rows for people. Changes nothing; draws come from a generator of its own."""
+        rng = np.random.default_rng(0)
+        counts, belief = self._curves(now)
+        groups, prices = self._costs(now, remember=False)
+        plain, plain_sd = plain_prices(prices, rng)
+        earned = self.account.earned(now, len(self.contexts), ("adaptive", "probe"))
+        by_load = {load: (float(plain[at]), float(plain_sd[at])) for at, load in enumerate(self.spec.loads)}
+        return Estimates(
+            curve_points(belief, counts, self.contexts.names, self.spec),
+            cost_rows(groups, prices, rng),
+            achieved_rows(earned, self.contexts.names, prices, plain, plain_sd),
+            by_load,
+            prices.noise,
+        )
+
+    def dump(self) -> bytes:
+        """The whole state, for `load`."""
+        return state.dump(self)
+
+    @classmethod
+    def load(cls, data: bytes, config: LearnerConfig, spec: PoolSpec) -> "Learner":
+        """A learner that goes on exactly where the dumped one was.
+
+        With another `spec` the evidence on drafts and costs stays, by name; what was tied to the old arms starts anew.
+        Raises ValueError for data of an unknown schema.
+        """
+        learner = cls(config, spec)
+        state.restore(learner, data)
+        return learner
+
+    def _grow(self) -> None:
+        """Room for contexts that appeared since the last decision."""
+        contexts = len(self.contexts)
+        self.gate.grow(contexts)
+        more = contexts - len(self.played)
+        if more:
+            new = np.zeros((more, *self.played.shape[1:]))
+            self.played = np.concatenate([self.played, new])
+            self.probability = np.concatenate([self.probability, new])
+            shape = (more, self.stay.top.shape[1])
+            top = np.concatenate([self.stay.top, np.full(shape, -1, dtype=np.intp)])
+            self.stay = Stay(top, np.concatenate([self.stay.since, np.zeros(shape)]))
+
+    def _curves(self, now: float) -> tuple[Counts, curves.Curves]:
+        names = [draft.name for draft in self.spec.drafts]
+        counts = self.acceptance.gather(now, len(self.contexts), names, self.config.engine_share, self.config.memory)
+        regimes = np.array([REGIMES.index(regime) for _, regime in self.contexts.names], dtype=np.intp)
+        return counts, curves.fit(counts.effective_seen, counts.effective_accepted, regimes)
+
+    def _costs(self, now: float, remember: bool = True) -> tuple[list[Sums], cost.CostPosterior]:
+        groups = self.steps.gather(now, self.config.memory)
+        posterior = cost.fit(groups, self.spec, self.effect_sd)
+        if remember:
+            self.effect_sd = posterior.effect_sd
+        return groups, posterior
+
+    def _quantiles(self, batches: Array, rng: np.random.Generator) -> Array:
+        """The quantiles at which the loads' drafts are drawn [loads]; batches [loads]: steps since the last decision.
+
+        Each holds for _HOLD steps of every engine, then moves by the golden ratio: a low-discrepancy sequence leaves no
+        draft waiting long for its share.
+        """
+        start = rng.random(len(batches))
+        if not self.started:
+            self.quantiles, self.started = start, True
+        self.held += batches
+        over = self.held >= _HOLD * max(len(self.engines), 1)
+        self.quantiles = np.where(over, (self.quantiles + _GOLDEN) % 1.0, self.quantiles)
+        self.held = np.where(over, 0.0, self.held)
+        return self.quantiles
+
+    def _probe(self, tables: list[LoadTable], prices: cost.CostPosterior, rng: np.random.Generator) -> ProbePlan:
+        """Plain probes where speculation rules: 0.4% of steps while the plain price is unsure, 0.1% later."""
+        ruled = [at for at, t in enumerate(tables) if prices.loads.steps[at] > 0 and (t.top > 0).any()]
+        if not ruled:
+            return ProbePlan()
+        plain, sd = plain_prices(prices, rng)
+        unsure = any(sd[at] > _PLAIN_SURE * plain[at] for at in ruled)
+        return ProbePlan(every=1000 if unsure else 4000, steps=4)
+
+    def _allowance(self, tables: list[LoadTable], rows: Array) -> int:
+        """Row-steps an engine may explore under one version: what open reserves can pay for."""
+        if not tables:
+            return 0
+        total = 0.0
+        for t, n in zip(tables, rows, strict=True):
+            best = np.take_along_axis(t.gain, t.top[:, None], axis=1)
+            aside = np.where(np.arange(t.gain.shape[1]) == t.top[:, None], 0.0, t.probability)
+            explored = aside.sum(axis=1)
+            loss = (aside * np.maximum(1.0 - t.gain / best, 0.0)).sum(axis=1) / np.maximum(explored, 1e-9)
+            total += float((np.maximum(self.gate.reserve, 0.0) * n / np.maximum(loss, 0.01) * (explored > 0)).sum())
+        return int(min(total / max(len(self.engines), 1) / len(tables), 1_000_000))

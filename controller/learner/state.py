@@ -1,0 +1,182 @@
+"""The learner's state as bytes: msgpack with raw arrays, a schema version, and an exact way back."""
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from controller.learner.discount import FadingRows
+from controller.learner.evidence import Contexts
+from controller.learner.steps import packed_width
+
+if TYPE_CHECKING:
+    from controller.learner.learner import Learner
+
+SCHEMA = 1
+
+
+class Packed(msgspec.Struct, array_like=True):
+    """An array: dtype, shape, bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Table(msgspec.Struct, array_like=True):
+    """A FadingRows."""
+
+    width: int
+    rows: int
+    free: list[int]
+    origin: float | None
+    latest: float
+    data: Packed
+
+
+class State(msgspec.Struct):
+    """Everything a learner remembers. Keys are stored in the order of their rows' creation."""
+
+    schema: int
+    contexts: list[tuple[str, str]]
+    drafts: list[str]
+    ks: list[int]
+    loads: list[int]
+    positions: int
+    engines: dict[str, float]
+    rejected: dict[str, int]
+    acceptance_rows: list[tuple[str, int, str, int]]
+    acceptance: Table
+    moment_rows: list[tuple[int, str, int]]
+    moments: Table
+    cost_rows: list[tuple[list[str], int, int, int, int]]
+    cost_tables: dict[int, Table]
+    engine_rows: list[tuple[str, list[str], int, int, int, int]]
+    engine_counts: Table
+    account_rows: list[tuple[int, int, str, int]]
+    account: Table
+    pending: list[tuple[int, int, float]]
+    reserve: Packed
+    closed: Packed
+    effect_sd: dict[str, float]
+    played: Packed
+    probability: Packed
+    top: Packed
+    since: Packed
+    quantiles: Packed
+    held: Packed
+    started: bool
+
+
+def pack(array: "np.ndarray[Any, Any]") -> Packed:
+    """An array in little-endian order."""
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return Packed(array.dtype.str, array.shape, array.tobytes())
+
+
+def unpack(packed: Packed) -> "np.ndarray[Any, Any]":
+    """The array, writable, in the machine's own order."""
+    array = np.frombuffer(packed.data, dtype=np.dtype(packed.dtype)).reshape(packed.shape)
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def _table(rows: FadingRows) -> Table:
+    return Table(rows.width, rows.rows, list(rows.free), rows.origin, rows.latest, pack(rows.data[: rows.rows]))
+
+
+def _fill(rows: FadingRows, table: Table, positions: tuple[int, int] | None = None, lead: int = 0) -> None:
+    """Put a table into `rows`; `positions` (old, new) cuts or pads lists by position, after `lead` numbers."""
+    data = unpack(table.data)
+    if positions is not None and positions[0] != positions[1]:
+        old, new = positions
+        lists = data[..., lead:].reshape(*data.shape[:2], -1, old)[..., :new]
+        lists = np.pad(lists, [(0, 0), (0, 0), (0, 0), (0, max(0, new - old))])
+        data = np.concatenate([data[..., :lead], lists.reshape(*data.shape[:2], -1)], axis=2)
+    rows.rows, rows.free, rows.origin, rows.latest = table.rows, list(table.free), table.origin, table.latest
+    room = np.zeros((max(8, table.rows), 2, rows.width))
+    room[: table.rows] = data
+    rows.data = room
+
+
+def dump(learner: "Learner") -> bytes:
+    """The whole state as msgpack."""
+    a, s, account, spec = learner.acceptance, learner.steps, learner.account, learner.spec
+    return msgspec.msgpack.encode(
+        State(
+            schema=SCHEMA,
+            contexts=learner.contexts.names,
+            drafts=[draft.name for draft in spec.drafts],
+            ks=list(spec.ks),
+            loads=list(spec.loads),
+            positions=a.positions,
+            engines=learner.engines,
+            rejected=learner.rejected,
+            acceptance_rows=[(*key, row) for key, row in a.rows.items()],
+            acceptance=_table(a.counts),
+            moment_rows=[(*key, row) for key, row in a.moment_rows.items()],
+            moments=_table(a.moments),
+            cost_rows=[(list(key[0]), *key[1:], row) for key, (_, row) in s.rows.items()],
+            cost_tables={width: _table(table) for width, table in s.tables.items()},
+            engine_rows=[(name, list(key[0]), *key[1:], row) for (name, key), row in s.engine_rows.items()],
+            engine_counts=_table(s.engine_counts),
+            account_rows=[(*key, row) for key, row in account.rows.items()],
+            account=_table(account.sums),
+            pending=[(*key, steps) for key, steps in account.pending.items()],
+            reserve=pack(learner.gate.reserve),
+            closed=pack(learner.gate.closed),
+            effect_sd=learner.effect_sd,
+            played=pack(learner.played),
+            probability=pack(learner.probability),
+            top=pack(learner.stay.top),
+            since=pack(learner.stay.since),
+            quantiles=pack(learner.quantiles),
+            held=pack(learner.held),
+            started=learner.started,
+        )
+    )
+
+
+def read(data: bytes) -> State:
+    """Parse a dump. Raises ValueError when it is none, or of a schema this version does not know."""
+    try:
+        schema = msgspec.msgpack.decode(data, type=dict[str, Any]).get("schema")
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"the checkpoint is not a learner's state: {error}") from error
+    if schema != SCHEMA:
+        raise ValueError(f"the checkpoint has schema {schema!r}; this version reads {SCHEMA}. Delete it to start anew.")
+    try:
+        return msgspec.msgpack.decode(data, type=State)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the checkpoint of schema {SCHEMA} is damaged: {error}") from error
+
+
+def restore(learner: "Learner", data: bytes) -> None:
+    """Fill a fresh learner from a dump."""
+    state = read(data)
+    a, s, account, spec = learner.acceptance, learner.steps, learner.account, learner.spec
+    learner.contexts = Contexts(learner.config.max_domains, state.contexts)
+    learner.engines, learner.rejected = state.engines, state.rejected
+    sizes = (state.positions, a.positions)
+    a.rows = {(engine, context, draft): row for engine, context, draft, row in state.acceptance_rows}
+    _fill(a.counts, state.acceptance, sizes)
+    a.moment_rows = {(context, draft): row for context, draft, row in state.moment_rows}
+    _fill(a.moments, state.moments, sizes, lead=6)
+    for width, table in state.cost_tables.items():
+        s.tables[width] = FadingRows(packed_width(width), *s.half_lives)
+        _fill(s.tables[width], table)
+    s.rows = {(tuple(names), b, k, f): (len(names), row) for names, b, k, f, row in state.cost_rows}
+    s.engine_rows = {(name, (tuple(drafts), b, k, f)): row for name, drafts, b, k, f, row in state.engine_rows}
+    _fill(s.engine_counts, state.engine_counts)
+    _fill(account.sums, state.account)
+    for c, load, variant, row in state.account_rows:
+        kept = account.rows.setdefault((c, spec.loads[spec.load_index(load)], variant), row)
+        if kept != row:  # the pool's largest batch shrank: its highest bucket takes in those above
+            account.sums.fold(row, kept)
+    learner.gate.reserve, learner.gate.closed = unpack(state.reserve), unpack(state.closed)
+    learner.effect_sd = state.effect_sd
+    same = (state.drafts, state.ks, state.loads) == ([d.name for d in spec.drafts], list(spec.ks), list(spec.loads))
+    if same:
+        account.pending = {(c, load): steps for c, load, steps in state.pending}
+        learner.played, learner.probability = unpack(state.played), unpack(state.probability)
+        learner.quantiles, learner.held, learner.started = unpack(state.quantiles), unpack(state.held), state.started
+        learner.stay = type(learner.stay)(unpack(state.top), unpack(state.since))
