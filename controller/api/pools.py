@@ -1,0 +1,92 @@
+"""Pools: the list, and one pool's summary."""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+
+from controller.api.access import LoopOf, SupervisorOf
+from controller.api.problems import documented
+from controller.loop import PoolLoop
+from controller.view import Frames, PolicyVersion, PoolTraffic, UnixSeconds
+
+router = APIRouter(prefix="/v1/pools", tags=["pools"])
+
+
+@dataclass(frozen=True, slots=True)
+class PoolName:
+    """One pool and the part this replica plays in it."""
+
+    pool: str
+    role: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSummary:
+    """One pool at a glance. All but the first fields are null where another replica leads, or before the first frame.
+
+    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read.
+    """
+
+    pool: str
+    role: str
+    problem: str | None
+    stale: bool
+    catching_up: bool
+    time: UnixSeconds | None = None
+    mode: str | None = None
+    target: str | None = None
+    drafts: list[str] | None = None
+    k_values: list[int] | None = None
+    engines: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    last_frame: UnixSeconds | None = None
+    frames: Frames | None = None
+    traffic: PoolTraffic | None = None
+    policy_version: PolicyVersion | None = None
+    policy_expires: UnixSeconds | None = None
+    decisions: int | None = None
+    switches: int | None = None
+
+
+def summary(loop: PoolLoop) -> PoolSummary:
+    """The summary of the pool that `loop` serves."""
+    view = loop.view
+    if view is None:
+        return PoolSummary(loop.store.pool, loop.role, loop.problem, stale=True, catching_up=loop.catching_up)
+    live = [engine for engine in view.engines if engine.ended is None]
+    return PoolSummary(
+        pool=view.pool,
+        role=loop.role,
+        problem=loop.problem,
+        stale=loop.stale(),
+        catching_up=loop.catching_up,
+        time=view.time,
+        mode=view.mode,
+        target=view.target,
+        drafts=view.drafts,
+        k_values=view.k_values,
+        engines=len(live),
+        running=sum(engine.running for engine in live),
+        waiting=sum(engine.waiting for engine in live),
+        last_frame=view.last_frame,
+        frames=view.frames,
+        traffic=view.traffic,
+        policy_version=view.version,
+        policy_expires=view.expires,
+        decisions=view.decisions,
+        switches=view.switches,
+    )
+
+
+@router.get("")
+async def list_pools(supervisor: SupervisorOf) -> list[PoolName]:
+    """All pools known to this replica, by name."""
+    return [PoolName(name, loop.role, loop.problem) for name, loop in sorted(supervisor.pools.items())]
+
+
+@router.get("/{pool}", responses=documented(404))
+async def read_pool(loop: LoopOf) -> PoolSummary:
+    """One pool: engines, load, frames, goodput and speedup over plain decoding."""
+    return summary(loop)

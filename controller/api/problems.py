@@ -1,0 +1,71 @@
+"""Errors as problem details (RFC 9457): a title, a status, one sentence of detail; never a stack trace."""
+
+import logging
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+log = logging.getLogger("controller")
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemDetails(BaseModel):
+    """The body of every error."""
+
+    type: str = "about:blank"
+    title: Annotated[str, Field(examples=["No such pool"])]
+    status: Annotated[int, Field(ge=400, le=599, examples=[404])]
+    detail: Annotated[str, Field(examples=["There is no pool 'gpu-a'; known pools: 'gpu-b'"])]
+
+
+class ProblemError(Exception):
+    """Raise it in a route to answer with problem details."""
+
+    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.title, self.detail, self.headers = status, title, detail, headers
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: these statuses answer with problem details."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}},
+        }
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error with problem details."""
+
+    @app.exception_handler(ProblemError)
+    async def on_problem(_: Request, error: ProblemError) -> Response:
+        return _answer(error.status, error.title, error.detail, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> Response:
+        title = HTTPStatus(error.status_code).phrase
+        detail = error.detail if error.detail != title else f"{request.method} {request.url.path}"
+        return _answer(error.status_code, title, detail, dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: RequestValidationError) -> Response:
+        faults = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
+        return _answer(422, "The request is not valid", faults)
+
+    @app.exception_handler(Exception)
+    async def on_bug(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _answer(500, "Internal error", "The controller could not answer; its log says why.")
+
+
+def _answer(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    body = ProblemDetails(title=title, status=status, detail=detail).model_dump()
+    return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,1 @@
+"""The status page: one plain HTML document, no scripts, no assets from anywhere else."""

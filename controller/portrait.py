@@ -1,0 +1,167 @@
+"""Draws the view of a pool: from what the ledger, the learner and the last decision hold to records for people."""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from controller import view
+from controller.learner.config import PoolSpec
+from controller.learner.decision import Arm, Decision
+from controller.learner.estimates import CurvePoint, Estimates
+from controller.learner.evidence import FEEDING
+from controller.ledger import Incarnation, Ledger
+from controller.recent import Cell, Recent, Sums, pool_traffic, speedups, traffic
+from engine.link.messages import AcceptanceCell, AccountCell, Version
+
+Arms = dict[Cell, tuple[str, int]]
+
+
+class Subject(NamedTuple):
+    """What a portrait is drawn from."""
+
+    pool: str
+    mode: str
+    ledger: Ledger
+    recent: Recent
+    spec: PoolSpec | None
+    decision: Decision | None
+    estimates: Estimates | None
+    lag: float
+    last_frame: float | None
+    decisions: int
+    switches: int
+    records: list[view.DecisionRecord]
+
+
+def portray(
+    subject: Subject, version: Version | None, policy: bytes | None, now: float, expires: float
+) -> view.PoolView:
+    """The pool as of `now`, seconds."""
+    ledger, counts = subject.ledger, subject.ledger.counts
+    cells = subject.recent.cells()
+    known = speedups(cells, subject.estimates)
+    return view.PoolView(
+        pool=subject.pool,
+        time=now,
+        mode=subject.mode,
+        target=ledger.target,
+        drafts=[] if subject.spec is None else [draft.name for draft in subject.spec.drafts],
+        k_values=[] if subject.spec is None else list(subject.spec.ks),
+        version=version,
+        expires=None if policy is None else expires,
+        policy=policy,
+        last_frame=subject.last_frame,
+        frames=view.Frames(
+            counts.learned, counts.ignored, counts.deferred, counts.rejected, counts.missed, lag_seconds=subject.lag
+        ),
+        traffic=pool_traffic(subject.recent, cells, known),
+        engines=[_engine(incarnation) for incarnation in ledger.incarnations.values()],
+        domains=_domains(subject, cells, known),
+        decisions=subject.decisions,
+        switches=subject.switches,
+        records=subject.records,
+    )
+
+
+def _engine(incarnation: Incarnation) -> view.Engine:
+    return view.Engine(
+        engine=incarnation.engine,
+        incarnation=incarnation.id,
+        software=incarnation.describe.software,
+        hardware=incarnation.describe.hardware,
+        last_seen=incarnation.seen,
+        running=incarnation.running,
+        waiting=incarnation.waiting,
+        steps=incarnation.steps,
+        applied=incarnation.applied,
+        breaker=incarnation.breaker,
+        frames=incarnation.frames,
+        missed=incarnation.missed,
+        lost=incarnation.lost,
+        ended=incarnation.ended,
+    )
+
+
+def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval]) -> list[view.Domain]:
+    """Every (domain, regime) that was ever served, most served first."""
+    served: dict[tuple[str, str], dict[int, Sums]] = defaultdict(dict)
+    for cell in subject.ledger.totals.values():
+        if isinstance(cell, AccountCell):
+            loads = served[cell.domain, cell.regime]
+            loads[cell.load] = loads.get(cell.load, Sums()).plus(cell)
+    curves = _curves(subject)
+    choices = _choices(subject.decision, served)
+    domains = []
+    for name, loads in sorted(served.items(), key=lambda item: -sum(s.row_steps for s in item[1].values())):
+        recent = {cell: sums for cell, sums in cells.items() if cell[:2] == name}
+        domains.append(
+            view.Domain(
+                domain=name[0],
+                regime=name[1],
+                tokens=sum(sums.tokens for sums in loads.values()),
+                row_steps=sum(sums.row_steps for sums in loads.values()),
+                recent=traffic(recent, known),
+                main_load=max(recent, key=lambda cell: recent[cell].row_steps)[2] if recent else None,
+                curves=curves.get(name, []),
+                choices=choices.get(name, []),
+            )
+        )
+    return domains
+
+
+def _curves(subject: Subject) -> dict[tuple[str, str], list[view.Curve]]:
+    raw: dict[tuple[str, str, str], list[list[int]]] = defaultdict(lambda: [[], []])
+    for cell in subject.ledger.totals.values():
+        if isinstance(cell, AcceptanceCell) and cell.origin in FEEDING:
+            for sums, values in zip(raw[cell.domain, cell.regime, cell.draft], (cell.seen, cell.accepted), strict=True):
+                sums.extend([0] * (len(values) - len(sums)))
+                sums[: len(values)] = [x + y for x, y in zip(sums, values, strict=False)]
+    points: dict[tuple[str, str, str], list[CurvePoint]] = defaultdict(list)
+    for point in subject.estimates.curves if subject.estimates is not None else ():
+        points[point.domain, point.regime, point.draft].append(point)
+    curves: dict[tuple[str, str], list[view.Curve]] = defaultdict(list)
+    for (domain, regime, draft), row in points.items():
+        seen, accepted = raw[domain, regime, draft]
+        positions, survival = [], 1.0
+        for point in row:
+            i = point.position - 1
+            survival *= point.mean
+            acceptance = view.Interval(point.mean, point.low, point.high)
+            counted = (seen[i], accepted[i]) if i < len(seen) else (0, 0)
+            positions.append(view.Position(point.position, acceptance, survival, *counted))
+        curves[domain, regime].append(view.Curve(draft, row[0].effective, positions))
+    return curves
+
+
+def _choices(
+    decision: Decision | None, served: dict[tuple[str, str], dict[int, Sums]]
+) -> dict[tuple[str, str], list[view.Choice]]:
+    if decision is None:
+        return {}
+    arms: dict[Cell, list[Arm]] = defaultdict(list)
+    for arm in decision.arms():
+        arms[arm.domain, arm.regime, arm.load].append(arm)
+    reasons = decision.reasons()
+    choices: dict[tuple[str, str], list[view.Choice]] = defaultdict(list)
+    for (domain, regime, load), row in arms.items():
+        if (domain, regime) not in served:
+            continue
+        table = [
+            view.Arm(
+                arm.draft,
+                arm.k,
+                arm.goodput_row,
+                arm.goodput_batch,
+                view.Interval(arm.speedup, arm.speedup_low, arm.speedup_high),
+                arm.probability,
+                min(1.0, arm.best),
+                min(1.0, arm.played),
+            )
+            for arm in row
+        ]
+        top = table[0]  # `arms` gives the most probable one first
+        steps = served[domain, regime].get(load, Sums()).row_steps
+        reason = reasons[domain, regime, load]
+        choices[domain, regime].append(
+            view.Choice(load, top.draft, top.k, top.probability, top.speedup, reason, steps, table)
+        )
+    return choices

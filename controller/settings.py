@@ -1,0 +1,55 @@
+"""Everything a controller process can be told, once, at its start: defaults < file < environment < flags.
+
+Read by `engine.link.settings.load(ControllerSettings, ...)`: variables are named AKC_ and the field in capitals, and
+`REDIS_URL` is understood as well.
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from engine.link.settings import SettingsError
+
+POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+RedisUrl = Annotated[str, msgspec.Meta(pattern=r"^(redis|rediss|unix)://", extra={"env": "REDIS_URL"})]
+PoolName = Annotated[str, msgspec.Meta(pattern=f"^{POOL_NAME.pattern}$")]
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One controller process. Times are seconds.
+
+    `pools`: the pools to serve; empty means all that engines announce. `decide_seconds`, `decide_frames`: a decision is
+    due after so long or after so many frames, whichever comes first. `policy_seconds`: how long engines may go on with
+    a policy when the controller is silent; it is renewed after a third of that. `lease_seconds`: another replica takes
+    over so long after this one died. `mode`: `off` publishes the operators' static choice, and goes on learning.
+    `draws`: Thompson draws of a decision. `seed`: of those draws; for tests.
+
+    >>> ControllerSettings(policy_seconds=0.5)
+    Traceback (most recent call last):
+    engine.link.settings.SettingsError: policy_seconds is 0.5; allowed: 3 * decide_seconds (3.0) or more
+    """
+
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
+    redis_timeout: Annotated[float, msgspec.Meta(ge=1, le=60)] = 5.0
+    redis_ca_file: str | None = None
+    pools: tuple[PoolName, ...] = ()
+    max_pools: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
+    mode: Literal["on", "off"] = "on"
+    decide_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=600)] = 1.0
+    decide_frames: Annotated[int, msgspec.Meta(ge=1)] = 256
+    policy_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0
+    lease_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
+    draws: Annotated[int, msgspec.Meta(ge=32, le=8192)] = 256
+    seed: int | None = None
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+
+    def __post_init__(self) -> None:
+        least = 3 * self.decide_seconds
+        if self.policy_seconds < least:
+            raise SettingsError(
+                f"policy_seconds is {self.policy_seconds}; allowed: 3 * decide_seconds ({least}) or more"
+            )

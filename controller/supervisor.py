@@ -1,0 +1,76 @@
+"""All pools of one controller process: finds them, runs a loop for each, stops them together."""
+
+import asyncio
+import logging
+
+from redis.asyncio import Redis
+
+from controller.loop import PoolLoop
+from controller.settings import POOL_NAME, ControllerSettings
+from controller.store import UNAVAILABLE, PoolStore, connect, pools
+
+log = logging.getLogger("controller")
+
+DISCOVERY_SECONDS = 2.0
+STOP_SECONDS = 20.0
+
+
+class Supervisor:
+    """`pools`: the loops by pool name. `problem`: why the registry of pools cannot be read, or None."""
+
+    def __init__(self, settings: ControllerSettings, client: "Redis | None" = None) -> None:
+        self.settings = settings
+        self.client = client or connect(
+            settings.redis_url, timeout=settings.redis_timeout, ca_file=settings.redis_ca_file
+        )
+        self.pools: dict[str, PoolLoop] = {}
+        self.problem: str | None = "not connected to Redis yet"
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopping = asyncio.Event()
+        self._refused: set[str] = set()
+
+    async def run(self) -> None:
+        """Serve all pools until `stop`; ends when every loop has written its last checkpoint."""
+        while not self._stopping.is_set():
+            try:
+                for pool in self.settings.pools or await pools(self.client):
+                    self._serve(pool)
+                await self.client.ping()
+                self.problem = None
+            except UNAVAILABLE as error:
+                self.problem = f"Redis does not answer: {error}"
+                log.warning("%s", self.problem)
+            try:
+                await asyncio.wait_for(self._stopping.wait(), DISCOVERY_SECONDS)
+            except TimeoutError:
+                continue
+        await self._end()
+
+    def stop(self) -> None:
+        """Ask `run` to end."""
+        self._stopping.set()
+
+    def _serve(self, pool: str) -> None:
+        if pool in self.pools or pool in self._refused:
+            return
+        if not POOL_NAME.fullmatch(pool):
+            self._refused.add(pool)
+            log.error("pool %r is not served: its name is not 1-64 letters, digits, '.', '_' or '-'", pool)
+            return
+        if len(self.pools) >= self.settings.max_pools:
+            self._refused.add(pool)
+            log.error("pool %s is not served: max_pools is %d", pool, self.settings.max_pools)
+            return
+        store = PoolStore(self.client, pool, lease_seconds=self.settings.lease_seconds)
+        self.pools[pool] = PoolLoop(store, self.settings)
+        self._tasks[pool] = asyncio.create_task(self.pools[pool].run(), name=f"pool {pool}")
+
+    async def _end(self) -> None:
+        for loop in self.pools.values():
+            loop.stop()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks.values(), timeout=STOP_SECONDS)
+            for task in late:
+                log.error("%s did not end within %.0f s", task.get_name(), STOP_SECONDS)
+                task.cancel()
+        await self.client.aclose()

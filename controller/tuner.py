@@ -1,0 +1,329 @@
+"""Ledger and learner of one pool, joined: frames in, policies and checkpoints out. No I/O; one thread at a time."""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from controller.learner.config import LearnerConfig, PoolSpec
+from controller.learner.decision import Decision
+from controller.learner.learner import Learner
+from controller.learner.policy import arm_name
+from controller.ledger import Ledger
+from controller.portrait import Arms, Subject, portray
+from controller.recent import Recent
+from controller.settings import ControllerSettings
+from controller.store import (
+    DEAD_LETTERS,
+    KEPT_OF_A_DEAD_FRAME,
+    LARGEST_FRAME,
+    START,
+    Checkpoint,
+    DeadLetter,
+    Entry,
+    arrival,
+)
+from controller.view import DecisionRecord, PoolView, Switch
+from engine.link.messages import (
+    NO_DRAFT,
+    WIRE_VERSION,
+    AccountCell,
+    DraftInfo,
+    EngineDescription,
+    Frame,
+    Policy,
+    Version,
+    decode_frame,
+    encode,
+)
+
+log = logging.getLogger("controller")
+
+SCHEMA = 1
+HISTORY = 200
+DAY_MS = 86_400_000
+
+
+class Decided(NamedTuple):
+    """What one decision wants written. `policy` is None while no engine has described itself."""
+
+    state: bytes
+    policy: bytes | None
+    audit: bytes | None
+    view: PoolView | None
+
+
+class _Saved(msgspec.Struct):
+    schema: int
+    ledger: bytes
+    learner: bytes | None
+    spec: PoolSpec | None
+    arms: list[tuple[str, str, int, str, int]]
+    decisions: int
+    switches: int
+
+
+def pool_spec(descriptions: Iterable[EngineDescription]) -> PoolSpec | None:
+    """What the engines of a pool can do between them; None without engines.
+
+    Engines replace a K they have not prepared by the next smaller one and leave out drafts they lack, so a pool may be
+    changed engine by engine. A draft's largest K is the smallest that any of them allows.
+
+    >>> from engine.link.messages import StaticChoice
+    >>> one = EngineDescription("s", "t", "h", [DraftInfo("a", "ngram", 8)], [4, 8], StaticChoice(), 4)
+    >>> both = [DraftInfo("a", "ngram", 4), DraftInfo("b", "model", 2)]
+    >>> two = EngineDescription("s", "t", "h", both, [2], StaticChoice(), 8)
+    >>> spec = pool_spec([one, two])
+    >>> [(d.name, d.max_k) for d in spec.drafts], spec.k_values, spec.max_batch
+    ([('a', 4), ('b', 2)], (2, 4, 8), 8)
+    """
+    described = list(descriptions)
+    if not described:
+        return None
+    drafts: dict[str, DraftInfo] = {}
+    for draft in (draft for description in described for draft in description.drafts if draft.name != NO_DRAFT):
+        known = drafts.get(draft.name, draft)
+        drafts[draft.name] = msgspec.structs.replace(draft, max_k=min(draft.max_k, known.max_k))
+    return PoolSpec(
+        drafts=tuple(drafts[name] for name in sorted(drafts)),
+        k_values=tuple(sorted({k for description in described for k in description.k_values})),
+        max_batch=max(description.max_batch for description in described),
+        static=described[-1].static,
+    )
+
+
+class Tuner:
+    """`last_id`: of the newest frame taken; `pending`: frames since the last commit; `dead`: refused ones since then.
+
+    `applied`: the highest policy version that an engine says it applies; those beyond the clock plus one day are not
+    believed. `view`: what the last commit showed.
+    """
+
+    history = HISTORY
+
+    def __init__(self, pool: str, settings: ControllerSettings, ledger: Ledger | None = None) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.ledger = ledger or Ledger()
+        self.last_id = START
+        self.pending = 0
+        self.dead: deque[DeadLetter] = deque(maxlen=DEAD_LETTERS)
+        self.applied: Version | None = None
+        self.view: PoolView | None = None
+        self._config = LearnerConfig(draws=settings.draws)
+        self._rng = np.random.default_rng(settings.seed)
+        self._spec: PoolSpec | None = None
+        self._learner: Learner | None = None
+        self._decision: Decision | None = None
+        self._arms: Arms = {}  # the most probable arm of every served cell
+        self._recent = Recent()
+        self._records: deque[DecisionRecord] = deque(maxlen=HISTORY)  # newest first
+        self._notes: list[str] = []  # not yet committed
+        self._switches: list[Switch] = []  # not yet committed
+        self._decisions = 0
+        self._switched = 0
+        self._lag = 0.0
+        self._last_frame: float | None = None
+
+    @classmethod
+    def restore(cls, pool: str, settings: ControllerSettings, checkpoint: Checkpoint | None) -> "Tuner":
+        """Go on from a checkpoint. One that cannot be read is left behind with a note: engines' counts come again."""
+        if checkpoint is None:
+            return cls(pool, settings)
+        try:
+            tuner = cls._unpack(pool, settings, checkpoint.state)
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.error("pool %s: the saved state cannot be read, learning anew: %s", pool, error)  # noqa: TRY400
+            tuner = cls(pool, settings)
+            tuner._notes.append(f"the saved state could not be read; learned anew: {error}")
+        tuner.last_id = checkpoint.last_id
+        return tuner
+
+    @classmethod
+    def _unpack(cls, pool: str, settings: ControllerSettings, state: bytes) -> "Tuner":
+        saved = msgspec.msgpack.decode(state, type=_Saved)
+        if saved.schema != SCHEMA:
+            raise ValueError(f"schema {saved.schema}; this version reads {SCHEMA}")
+        tuner = cls(pool, settings, Ledger.load(saved.ledger))
+        tuner._spec = saved.spec
+        if saved.learner is not None and saved.spec is not None:
+            tuner._learner = Learner.load(saved.learner, tuner._config, saved.spec)
+        tuner._arms = {(domain, regime, load): (draft, k) for domain, regime, load, draft, k in saved.arms}
+        tuner._decisions, tuner._switched = saved.decisions, saved.switches
+        return tuner
+
+    @property
+    def ready(self) -> bool:
+        """Whether engines have described themselves, so that there is something to decide."""
+        return self._learner is not None
+
+    def remember(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        """Take over earlier decisions from the audit stream, newest first; entries of other kinds are passed over."""
+        for _, entry in entries:
+            try:
+                self._records.append(msgspec.json.decode(entry, type=DecisionRecord))
+            except msgspec.MsgspecError:
+                continue
+
+    def consume(self, entries: Sequence[Entry], now: float) -> None:
+        """Learn from frames, in order. `now`: wall clock, seconds."""
+        for entry in entries:
+            reason = self._take(entry, now)
+            if reason is not None:
+                self.dead.append(DeadLetter(Entry(entry.id, entry.frame[:KEPT_OF_A_DEAD_FRAME]), reason))
+            self.last_id = entry.id
+            self.pending += 1
+        if entries:
+            self._lag = max(0.0, now - arrival(self.last_id))
+
+    def _take(self, entry: Entry, now: float) -> str | None:
+        """Why the frame is refused, or None."""
+        frame, reason = _read(entry.frame)
+        if frame is None:
+            self.ledger.counts.rejected += 1
+            return reason
+        arrived = min(arrival(entry.id), now)
+        target = self.ledger.target
+        taken = self.ledger.take(frame, arrived)
+        if taken.verdict == "rejected":
+            return taken.reason
+        if taken.verdict != "learned":
+            return None
+        self._last_frame = arrived
+        if frame.applied is not None and frame.applied[0] <= now * 1000 + DAY_MS:
+            self.applied = max(frame.applied, self.applied or frame.applied)
+        if frame.describe is not None or self._learner is None:
+            self._equip(target)
+        if taken.delta is not None and self._learner is not None:
+            self._learner.observe(taken.delta)
+            self._recent.add(taken.delta)
+        return None
+
+    def _equip(self, old_target: str) -> None:
+        """Make the learner fit the engines that are there now."""
+        spec = pool_spec(incarnation.describe for incarnation in self.ledger.live()) or self._spec
+        anew = bool(old_target) and old_target != self.ledger.target
+        if spec is None or (spec == self._spec and not anew):
+            return
+        if self._learner is None or anew:
+            self._learner = Learner(self._config, spec)
+        else:
+            self._learner = Learner.load(self._learner.dump(), self._config, spec)
+        if anew:
+            self._arms.clear()
+            self._notes.append(f"the target changed from {old_target!r} to {self.ledger.target!r}: learned anew")
+        elif self._spec is not None:
+            drafts = ", ".join(draft.name for draft in spec.drafts) or "none"
+            self._notes.append(f"the engines changed: drafts {drafts}; K of {spec.ks}; batches up to {spec.max_batch}")
+        self._spec = spec
+
+    def decide(self, version: Version, now: float) -> Decided:
+        """A policy with this version from everything learned so far, and the checkpoint that belongs to it."""
+        self.ledger.sweep(now)
+        self._recent.trim(now)
+        policy = self._policy(version, now)
+        record = None
+        if self._switches or self._notes:
+            note = "; ".join(self._notes) or None
+            record = DecisionRecord(now, version, note, list(self._switches))
+        view = self._portrait(version if policy is not None else None, policy, now, record)
+        audit = msgspec.json.encode(record) if record is not None else None
+        return Decided(self.dump(), policy, audit, view)
+
+    def committed(self, decided: Decided) -> None:
+        """What `decide` gave has been written."""
+        self.pending = 0
+        self.dead.clear()
+        self.view = decided.view
+        if decided.audit is not None:
+            self._records.appendleft(msgspec.json.decode(decided.audit, type=DecisionRecord))
+            self._notes.clear()
+            self._switches.clear()
+
+    def dump(self) -> bytes:
+        """Everything that a restart needs."""
+        saved = _Saved(
+            schema=SCHEMA,
+            ledger=self.ledger.dump(),
+            learner=None if self._learner is None else self._learner.dump(),
+            spec=self._spec,
+            arms=[(*cell, *arm) for cell, arm in self._arms.items()],
+            decisions=self._decisions,
+            switches=self._switched,
+        )
+        return msgspec.msgpack.encode(saved)
+
+    def _policy(self, version: Version, now: float) -> bytes | None:
+        if self._learner is None or self._spec is None:
+            return None
+        decision = self._decision = self._learner.decide(now, self._rng)
+        self._decisions += 1
+        self._note_switches(decision)
+        policy = Policy(
+            pool=self.pool,
+            version=version,
+            issued=now,
+            expires=now + self.settings.policy_seconds,
+            static=self._spec.static,
+            k_values=list(self._spec.ks),
+            cells=decision.cells,
+            mode=self.settings.mode,
+            allowance=decision.allowance,
+            probe=decision.probe,
+        )
+        return encode(policy)
+
+    def _note_switches(self, decision: Decision) -> None:
+        """Compare the most probable arms of the cells that are served with those of the last decision."""
+        served = {(c.domain, c.regime, c.load) for c in self.ledger.totals.values() if isinstance(c, AccountCell)}
+        names, ks = tuple(draft.name for draft in decision.spec.drafts), decision.spec.ks
+        reasons: dict[tuple[str, str, int], str] | None = None
+        for table in decision.tables:
+            for c, (domain, regime) in enumerate(decision.contexts):
+                cell, top = (domain, regime, table.load), int(table.top[c])
+                before, after = self._arms.get(cell), arm_name(top, names, ks)
+                if cell not in served or before == after:
+                    continue
+                self._arms[cell] = after
+                reasons = reasons or decision.reasons()
+                probability = float(table.probability[c, top])
+                self._switches.append(Switch(*cell, before, after, probability, reasons[cell]))
+                self._switched += before is not None
+
+    def _portrait(
+        self, version: Version | None, policy: bytes | None, now: float, record: DecisionRecord | None
+    ) -> PoolView:
+        estimates = None if self._learner is None else self._learner.estimates(now)
+        subject = Subject(
+            pool=self.pool,
+            mode=self.settings.mode,
+            ledger=self.ledger,
+            recent=self._recent,
+            spec=self._spec,
+            decision=self._decision,
+            estimates=estimates,
+            lag=self._lag,
+            last_frame=self._last_frame,
+            decisions=self._decisions,
+            switches=self._switched,
+            records=[*([record] if record is not None else []), *self._records],
+        )
+        return portray(subject, version, policy, now, now + self.settings.policy_seconds)
+
+
+def _read(data: bytes) -> tuple[Frame | None, str]:
+    """The frame, or why there is none."""
+    if not data:
+        return None, "the entry has no field 'frame'"
+    if len(data) > LARGEST_FRAME:
+        return None, f"{len(data)} bytes; at most {LARGEST_FRAME} are read"
+    try:
+        frame = decode_frame(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return None, f"not a frame: {error}"
+    if frame.v > WIRE_VERSION:
+        return None, f"wire version {frame.v}; this controller reads up to {WIRE_VERSION}"
+    return frame, ""

@@ -1,0 +1,190 @@
+"""What can be seen of a pool: plain records that the loop fills after every commit and the API returns as they are."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+Probability = Annotated[float, Field(ge=0, le=1, examples=[0.83])]
+UnixSeconds = Annotated[float, Field(description="Unix time, seconds", examples=[1764000000.0])]
+PolicyVersion = Annotated[tuple[int, int], Field(description="(epoch, n), ordered", examples=[(1764000000000, 42)])]
+DomainName = Annotated[str, Field(examples=["code"])]
+RegimeName = Annotated[str, Field(description="`greedy` or `sampled`", examples=["greedy"])]
+DraftName = Annotated[str, Field(description="`none`: no speculation", examples=["ngram"])]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the interval that holds it with probability 0.9."""
+
+    value: Annotated[float, Field(examples=[1.52])]
+    low: Annotated[float, Field(examples=[1.47])]
+    high: Annotated[float, Field(examples=[1.57])]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One incarnation of one engine, as of its last frame."""
+
+    engine: Annotated[str, Field(examples=["engine-0"])]
+    incarnation: str
+    software: str
+    hardware: str
+    last_seen: UnixSeconds
+    running: Annotated[int, Field(description="requests being decoded")]
+    waiting: Annotated[int, Field(description="requests queued")]
+    steps: int
+    applied: PolicyVersion | None
+    breaker: Annotated[str, Field(description="`closed`, `open` or `half-open`", examples=["closed"])]
+    frames: int
+    missed: Annotated[int, Field(description="frames that never arrived; later ones brought their counts")]
+    lost: Annotated[int, Field(description="steps the engine could not record")]
+    ended: UnixSeconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What became of the frames read so far, over the pool's whole life."""
+
+    learned: int = 0
+    ignored: Annotated[int, Field(description="repeated or late; their counts were already in")] = 0
+    deferred: Annotated[int, Field(description="from unknown engines before their first full frame")] = 0
+    rejected: Annotated[int, Field(description="in the dead-letter stream, with the reason")] = 0
+    missed: Annotated[int, Field(description="never arrived; later frames brought their counts")] = 0
+    lag_seconds: Annotated[float, Field(description="from arrival in Redis to being learned from")] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was served within the last `window_seconds`, from the engines' accounts. Every ratio is one of sums.
+
+    `tokens_per_second` is what one request gets while it is being decoded; `accepted_per_step` counts draft tokens.
+    """
+
+    window_seconds: float
+    tokens: int
+    row_steps: int
+    row_seconds: float
+    tokens_per_second: float | None
+    accepted_per_step: float | None
+    speedup: Annotated[Interval | None, Field(description="over plain decoding at the same load; null: not known yet")]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTraffic(Traffic):
+    """The same for the whole pool, and per second of the engines' steps."""
+
+    busy_seconds: Annotated[float, Field(description="seconds of all engines' steps")]
+    tokens_per_busy_second: float | None
+    mean_rows: Annotated[float | None, Field(description="decode rows of a step, weighed by time")]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Acceptance at one position: P(kept, given that all tokens before were kept)."""
+
+    position: int
+    acceptance: Interval
+    survival: Annotated[float, Field(description="P(this and all before are kept): the product of the means")]
+    seen: Annotated[int, Field(description="raw count over the pool's life, origins that feed the curve")]
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A draft's acceptance in one domain and regime. `effective_n`: independent observations it is worth now."""
+
+    draft: DraftName
+    effective_n: float
+    positions: list[Position]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One (draft, K) at one load. `goodput`: tokens a second of one row, `batch_goodput`: of the whole batch.
+
+    `probability`: of being played; `best`: of being the best arm; `played`: share of row-steps so far.
+    """
+
+    draft: DraftName
+    k: int
+    goodput: float
+    batch_goodput: float
+    speedup: Interval
+    probability: Probability
+    best: Probability
+    played: Probability
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The answer for one load bucket: the most probable arm, why, and all arms, most probable first."""
+
+    load: Annotated[int, Field(description="lower bound of the decode batch sizes it is for", examples=[4])]
+    draft: DraftName
+    k: Annotated[int, Field(examples=[4])]
+    probability: Probability
+    speedup: Interval
+    reason: Annotated[str, Field(examples=["eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws"])]
+    row_steps: Annotated[int, Field(description="served at this load over the pool's life")]
+    arms: list[Arm]
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One domain and regime: how much it was served, how it is accepted, and what is chosen."""
+
+    domain: DomainName
+    regime: RegimeName
+    tokens: Annotated[int, Field(description="emitted over the pool's life")]
+    row_steps: int
+    recent: Traffic
+    main_load: Annotated[int | None, Field(description="the load most of it was served at recently")]
+    curves: list[Curve]
+    choices: list[Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A cell whose most probable arm changed; `before` is null for a new cell. Arms are (draft, K)."""
+
+    domain: DomainName
+    regime: RegimeName
+    load: int
+    before: tuple[str, int] | None
+    after: tuple[str, int]
+    probability: Probability
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One policy that changed some cell's most probable arm, or another event of the pool's life, in `note`."""
+
+    time: UnixSeconds
+    version: PolicyVersion
+    note: str | None
+    switches: list[Switch]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool as of `time`, when its last commit was written."""
+
+    pool: str
+    time: UnixSeconds
+    mode: str
+    target: str
+    drafts: list[str]
+    k_values: list[int]
+    version: PolicyVersion | None
+    expires: UnixSeconds | None
+    policy: bytes | None
+    last_frame: UnixSeconds | None
+    frames: Frames
+    traffic: PoolTraffic
+    engines: list[Engine]
+    domains: list[Domain]
+    decisions: int
+    switches: int
+    records: list[DecisionRecord] = field(default_factory=list)
