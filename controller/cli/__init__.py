@@ -1,0 +1,18 @@
+"""The command line, `akc`: one subcommand per job, each importing only what it runs.
+
+The controller's subcommands work without torch, the engine's without the controller's extras.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `akc` command."""
+    try:
+        from controller.cli.commands import app
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"akc needs the package {error.name!r}, which is not installed here. Install the part you want to run: "
+            "pip install 'adaptive-k-controller[controller]', '[engine]' or '[demo]'."
+        )
+    app()

