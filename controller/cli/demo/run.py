@@ -50,9 +50,9 @@ class DemoOptions:
     json: Path | None = None
     learn_seconds: float = 75.0
     concurrency: int = 3
-    max_tokens: int = 64
+    max_tokens: int = 48
     trials: int = 2
-    scores: int = 8
+    scores: int = 6
     drafts: tuple[str, ...] = ()
 
 
