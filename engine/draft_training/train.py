@@ -108,12 +108,17 @@ def token_counts(sequences: Sequences, vocabulary: int) -> Tensor:
     return counts
 
 
+def blank_head(target: TargetOutput, sequences: Sequences, size: int) -> EagleHead:
+    """A head with random weights whose outputs are the `size` most frequent tokens of `sequences`."""
+    vocabulary = len(target.embedding)
+    ids = most_frequent(token_counts(sequences, vocabulary), size, (END_TOKEN,))
+    return EagleHead(HeadConfig(vocab_size=vocabulary, output_size=size), ids)
+
+
 @torch.inference_mode()
 def initial_head(folder: Path, target: TargetOutput, sequences: Sequences, size: int) -> EagleHead:
-    """The head before training, with the `size` most frequent tokens of `sequences` as outputs."""
-    vocabulary, width = target.embedding.shape
-    ids = most_frequent(token_counts(sequences, vocabulary), size, (END_TOKEN,))
-    head = EagleHead(HeadConfig(vocab_size=vocabulary, output_size=size), ids)
+    """The head before training: see the module."""
+    head, width = blank_head(target, sequences, size), target.embedding.shape[1]
     head.layer.load_state_dict(target.last_layer)
     teacher = Teacher(folder, 1, max(len(one["ids"]) for one in sequences))
     gram, cross, seen = torch.zeros(2 * width, 2 * width), torch.zeros(2 * width, width), 0
@@ -182,7 +187,11 @@ def main() -> None:
     target, sequences = TargetOutput(folder), load_features(options.features)
     counts = token_counts(sequences, len(target.embedding))
     print(f"{len(sequences)} sequences, {sum(len(one['ids']) for one in sequences)} tokens")
-    head = load_head(options.start) if options.start else initial_head(folder, target, sequences, options.outputs)
+    if options.start:  # no weight belongs to an output, so they may be chosen anew
+        head = blank_head(target, sequences, options.outputs)
+        head.load_state_dict(dict(load_head(options.start).named_parameters()), strict=False)
+    else:
+        head = initial_head(folder, target, sequences, options.outputs)
     covered = float(counts[head.output_token_ids.long()].sum() / counts.sum())
     print(f"{head.config.output_size} outputs cover {covered:.2%} of the text", flush=True)
     save_head(head, options.out)

@@ -95,6 +95,15 @@ def test_broken_weights_are_named(make_llama: Callable[..., Path]) -> None:
         weights.get("model.norm.weight", (7,), torch.float32)
     with pytest.raises(ModelError, match=r"no tensor 'lm_head\.weight'"):
         weights.get("lm_head.weight", (1,), torch.float32)
+    index = folder / "model.safetensors.index.json"
+    whole = index.read_text()
+    index.write_text(whole.replace(shards[1].name, shards[0].name))
+    with pytest.raises(ModelError, match=rf"{shards[0].name} has no tensor"):
+        Decoder(folder, dtype=torch.float32, device=torch.device("cpu"), max_len=8)
+    index.write_text("{}")
+    with pytest.raises(ModelError, match="has no weight_map"):
+        Weights(folder)
+    index.write_text(whole)
     shards[0].write_bytes(b"broken")
     with pytest.raises(ModelError, match=rf"{shards[0].name} cannot be read"):
         Decoder(folder, dtype=torch.float32, device=torch.device("cpu"), max_len=8)

@@ -1,5 +1,6 @@
 """What each draft proposes, against the definition of the draft."""
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.core import ModelError, SamplingParams
@@ -182,6 +184,22 @@ def test_an_eagle_draft_is_the_training_codes_head_run_step_by_step(llama: Path,
                 rows[i] += [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3))]
 
 
+def test_an_eagle_drafts_long_backlogs_enter_in_chunks(
+    llama: Path, eagle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(llama, eagle)
+    tokens = [i % 50 for i in range(31)]
+    answers = []
+    with torch.inference_mode():
+        for chunk in (64, 8):
+            monkeypatch.setattr("engine.core.drafts.eagle.CATCH_UP_CHUNK", chunk)
+            state = target.draft.admit()
+            target.draft.observe(state, target.hidden(tokens[:-1]))
+            answers.append(target.draft.propose([Ask(state, tokens, 2, GREEDY)]))
+    assert proposed(answers[0]) == proposed(answers[1])
+    assert [a.passes for a in answers] == [2, 5]  # 30 entries: 8 + 8 + 8, then 6 and one token
+
+
 def test_an_eagle_drafts_distribution_ranges_over_its_own_tokens(llama: Path, eagle: Path) -> None:
     target = Target(llama, eagle)
     with torch.inference_mode():
@@ -199,6 +217,7 @@ def test_an_eagle_drafts_distribution_ranges_over_its_own_tokens(llama: Path, ea
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"vocab_size": 999}, "vocab_size of the eagle draft is 999; this target needs 320"),
         ({"hidden_size": 24}, "hidden_size of the eagle draft is 24; this target needs 48"),
         ({"rope_theta": 5.0}, r"rope_theta of the eagle draft is 5\.0; this target needs 10000\.0"),
     ],
@@ -208,6 +227,20 @@ def test_an_eagle_draft_of_another_target_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         EagleDraft(write_eagle(tmp_path, **changes), decoder(llama), slots=1)
+
+
+def test_a_damaged_eagle_folder_is_refused(llama: Path, tmp_path: Path) -> None:
+    folder = write_eagle(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "output_size": None}))
+    with pytest.raises(ModelError, match="output_size of the eagle draft is None"):
+        EagleDraft(folder, decoder(llama), slots=1)
+    (folder / "config.json").write_text(json.dumps(settings))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["output_token_ids"][-1] = VOCABULARY
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="output_token_ids of .* leave the target's vocabulary of 320"):
+        EagleDraft(folder, decoder(llama), slots=1)
 
 
 def test_an_eagle_head_may_sit_on_a_target_with_biases(tmp_path: Path) -> None:

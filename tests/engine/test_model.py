@@ -77,6 +77,16 @@ def test_float64_agrees_to_the_last_digits_however_the_rows_are_fed(llama: Path)
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+def test_bfloat16_stays_within_its_own_rounding(llama: Path) -> None:
+    row = [[5, 6, 7, 8, 9, 10, 11, 12]]
+    exact = logits(load(llama, torch.float64), row, [[8]])[0]
+    found = logits(load(llama, torch.bfloat16), row, [[3, 1, 4]])[0]
+    # bfloat16 has 8 bits: 2^-8 relative per rounding, a few dozen roundings deep, on logits of a few units.
+    assert float((found.double() - exact).abs().max()) < 0.05 * float(exact.abs().max())
+    float32 = logits(load(llama), row, [[8]])[0]
+    assert float((float32.double() - exact).abs().max()) < 1e-4
+
+
 def test_a_rolled_back_row_forgets_what_it_had_read(llama: Path) -> None:
     model = load(llama)
     with torch.inference_mode():
