@@ -239,7 +239,7 @@ def test_a_damaged_eagle_folder_is_refused(llama: Path, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["output_token_ids"][-1] = VOCABULARY
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match="output_token_ids of .* leave the target's vocabulary of 320"):
+    with pytest.raises(ModelError, match=r"output_token_ids of .* leave the target's vocabulary of 320"):
         EagleDraft(folder, decoder(llama), slots=1)
 
 

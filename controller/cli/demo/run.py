@@ -110,7 +110,7 @@ def _start(group: Processes, redis_url: str, options: DemoOptions, console: Cons
     group.start(
         "controller",
         [*akc, "controller", "--port", addresses.controller.rsplit(":", 1)[1]],
-        {**common, "AKC_DECIDE_SECONDS": "0.5"},
+        {**common, "AKC_DECIDE_SECONDS": "2"},
     )
     engine = [*akc, "engine", "--pool", POOL, "--port", addresses.engine.rsplit(":", 1)[1], "--max-batch", "8"]
     for draft in options.drafts:
