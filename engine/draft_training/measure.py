@@ -63,8 +63,8 @@ def table(head: EagleHead, target: TargetOutput, sequences: list[dict[str, Tenso
     ]
     for (domain, sampled), pairs in sorted(sums.items()):
         reach, kept = (torch.stack(column).sum(0) for column in zip(*pairs, strict=True))
-        curve = kept / reach
-        cells = " | ".join(f"{value:.2f}" for value in curve.tolist())
+        curve = kept / reach.clamp(min=1e-9)  # a position never reached has 0 / 0: it adds nothing
+        cells = " | ".join(f"{a:.2f}" if r > 0 else "-" for a, r in zip(curve.tolist(), reach.tolist(), strict=True))
         regime = "sampled" if sampled else "greedy"
         lines.append(f"| {DOMAINS[domain]} | {regime} | {cells} | {curve.cumprod(0).sum():.2f} |")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from engine.draft_training.export import load_head, save_head
 from engine.draft_training.features import Sequence, load_shard, write
 from engine.draft_training.head import EagleHead, HeadConfig, rotate
-from engine.draft_training.measure import POSITIONS, acceptance
+from engine.draft_training.measure import POSITIONS, acceptance, table
 from engine.draft_training.output import TargetOutput, most_frequent
 from engine.draft_training.teacher import Teacher
 from engine.draft_training.train import Batch, batches, collate, unrolled_loss
@@ -227,6 +227,14 @@ def test_a_head_that_knows_the_hidden_states_is_always_accepted_where_it_may_spe
         reach, kept = acceptance(everything, target, one)
         torch.testing.assert_close(kept, reach)
         assert reach.tolist() == pytest.approx([20 - 1 - POSITIONS - 4] * POSITIONS)
+
+
+@torch.no_grad()
+def test_the_table_shows_positions_never_reached_as_such(head: EagleHead, target: TargetOutput) -> None:
+    torch.manual_seed(5)
+    one = _features(7 + POSITIONS, 6)  # a single start, whose first guess is wrong
+    assert acceptance(head, target, one)[1][0] == 0
+    assert table(head, target, [one]).splitlines()[2] == "| code | greedy | 0.00 | - | - | - | - | 0.00 |"
 
 
 def test_the_most_frequent_tokens_come_in_order() -> None:
