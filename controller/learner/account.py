@@ -50,7 +50,7 @@ class Account:
             if cell.variant == "adaptive":
                 self.pending[key[:2]] = self.pending.get(key[:2], 0.0) + cell.row_steps
         if index:
-            self.sums.add(np.array(index, dtype=np.intp), np.array(values, dtype=np.float64), time)
+            self.sums.add(index, np.array(values, dtype=np.float64), time)
         return bad
 
     def _bucket(self, load: int) -> int:

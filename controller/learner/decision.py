@@ -215,15 +215,15 @@ def outlook(
 
 
 def ladder(deepest: Array, ks: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which K a draft may run yet [J, Kn]: at most twice the deepest it has run (3 at first), from `deepest` [J].
+    """Which K a draft may run yet [J, Kn]: at most twice the deepest it has run (4 at first), from `deepest` [J].
 
     An untried draft at a large K can cost several plain steps in one: half that depth tells its price and acceptance
     almost as well.
 
     >>> ladder(np.array([0.0, 3.0]), (0, 2, 4, 8)).tolist()
-    [[True, True, False, False], [True, True, True, False]]
+    [[True, True, True, False], [True, True, True, False]]
     """
-    limit = np.maximum(3.0, 2.0 * deepest)[:, None]
+    limit = np.maximum(4.0, 2.0 * deepest)[:, None]
     k = np.array(ks)
     smallest = k[k > 0].min(initial=1)
     return np.asarray(k <= np.maximum(limit, smallest), dtype=bool)

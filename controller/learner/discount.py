@@ -10,6 +10,7 @@ what it says. Decay works on differences dated at the middle of their interval: 
 which makes adding O(1) for any date and reading one multiplication.
 """
 
+from collections.abc import Sequence
 from math import isfinite, log
 
 import numpy as np
@@ -37,7 +38,7 @@ class FadingRows:
 
     >>> table = FadingRows(1, fast_half_life=10.0, slow_half_life=1000.0)
     >>> row = table.new_row()
-    >>> table.add(np.array([row]), np.array([[8.0]]), time=0.0)
+    >>> table.add([row], np.array([[8.0]]), time=0.0)
     >>> fast, slow = table.read(now=10.0)
     >>> fast.round(2).tolist(), slow.round(2).tolist()
     ([[4.0]], [[7.94]])
@@ -69,7 +70,7 @@ class FadingRows:
         self.data[row] = 0.0
         self.free.append(row)
 
-    def add(self, rows: Index, values: Array, time: float) -> None:
+    def add(self, rows: Sequence[int], values: Array, time: float) -> None:
         """Add values [n, width], dated `time` (seconds), to rows [n]; rows may repeat."""
         if not isfinite(time):
             raise ValueError(f"evidence is dated {time}; a time is a finite number of seconds")
@@ -80,7 +81,11 @@ class FadingRows:
             self.origin = time
         self.latest = max(self.latest, time)
         weights = np.exp(self.rates * (time - self.origin))
-        np.add.at(self.data, rows, values[:, None, :] * weights[:, None])
+        change = values[:, None, :] * weights[:, None]
+        if len(set(rows)) == len(rows):
+            self.data[rows] += change
+        else:
+            np.add.at(self.data, np.asarray(rows), change)
 
     def read(self, now: float) -> tuple[Array, Array]:
         """(fast, slow), each [rows, width], as of `now` or the newest date seen, whichever is later."""
@@ -90,7 +95,7 @@ class FadingRows:
         factor = np.exp(-self.rates * (max(now, self.latest) - self.origin))
         return self.data[: self.rows, FAST] * factor[FAST], self.data[: self.rows, SLOW] * factor[SLOW]
 
-    def slow(self, rows: Index, now: float) -> Array:
+    def slow(self, rows: Sequence[int], now: float) -> Array:
         """The slow counts of some rows [n, width]: cheaper than reading all."""
         if self.origin is None:
             return np.zeros((len(rows), self.width))

@@ -7,8 +7,10 @@ would swamp ten steps): for every batch step since the last decision, with arms 
 
 kept at B0 or below. So a context may lose B0 steps to find out, and epsilon of its steps for ever.
 
-* open (reserve left): Thompson sampling over every arm whose upper bound reaches 1 + margin: explore early;
-* closed (reserve spent, until half of it is back): only arms whose *lower* bound clears 1 + margin; mostly none.
+* an arm is *sure* when the lower bound of its gain clears 1 + margin: it may always be played;
+* it is *open* while its upper bound reaches 1 + margin and there is something left to learn, its gain known no better
+  than the margin: it may be played while the reserve lasts (explore early);
+* a closed gate (reserve spent, until half of it is back) plays sure arms only; mostly that is none.
 
 Either way plain wins a draw unless an arm beats it by the margin.
 """
@@ -53,10 +55,10 @@ class Gate:
     def admitted(self, mean: Array, relative_sd: Array) -> NDArray[np.bool_]:
         """Which arms may be played, [contexts, ...], from mean and relative sd of their gain over plain, same shape."""
         edge = 1.0 + self.margin
-        hopeful = mean * np.exp(_Z_HIGH * relative_sd) >= edge
+        hopeful = (mean * np.exp(_Z_HIGH * relative_sd) >= edge) & (relative_sd > self.margin)
         sure = mean * np.exp(-_Z_LOW * relative_sd) >= edge
         closed = self.closed.reshape(-1, *[1] * (mean.ndim - 1))
-        return np.asarray(np.where(closed, sure, hopeful), dtype=bool)
+        return np.asarray(np.where(closed, sure, sure | hopeful), dtype=bool)
 
 
 def nonadaptive_share(steps: float, least: float) -> float:

@@ -110,9 +110,9 @@ def best_single_draft(prices: Prices, rows: Real, tokens: Real, k: Real, allowed
     draft, level = np.zeros((s, c), dtype=np.intp), np.zeros((s, c), dtype=np.intp)
     live = np.arange(s)
     for _ in range(_ROUNDS):
-        part = Prices(*(array[live] for array in prices))
-        chosen = _priced(part, more[live], per_k[live], ratio[live])
-        earned, spent = evaluate(part, rows, tokens[live], k, chosen)
+        part = Prices(*(_of(array, live) for array in prices))
+        chosen = _priced(part, _of(more, live), _of(per_k, live), ratio[live])
+        earned, spent = evaluate(part, rows, _of(tokens, live), k, chosen)
         draft[live], level[live] = chosen
         risen = earned / spent > ratio[live] * (1 + 1e-4)
         ratio[live] = np.where(risen, earned / spent, ratio[live])
@@ -120,6 +120,11 @@ def best_single_draft(prices: Prices, rows: Real, tokens: Real, k: Real, allowed
         if not len(live):
             break
     return Choice(draft, level)
+
+
+def _of(array: Real, live: Level) -> Real:
+    """The rows of draws that are still live; no copy while all are."""
+    return array if len(live) == len(array) else array[live]
 
 
 def _priced(prices: Prices, more: Real, per_k: Real, ratio: Real) -> Choice:
@@ -141,9 +146,9 @@ def _ascend(prices: Prices, rows: Real, tokens: Real, k: Real, allowed: NDArray[
     draft, level = start.draft.copy(), start.level.copy()
     live = np.arange(len(tokens))
     for _ in range(_SWEEPS):
-        part = Prices(*(array[live] for array in prices))
+        part = Prices(*(_of(array, live) for array in prices))
         choice = Choice(draft[live], level[live])
-        moved = _sweep(part, rows, tokens[live], k, allowed, choice)
+        moved = _sweep(part, rows, _of(tokens, live), k, allowed, choice)
         draft[live], level[live] = choice
         live = live[moved]
         if not len(live):

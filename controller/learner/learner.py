@@ -26,9 +26,9 @@ from engine.link.messages import ProbePlan
 
 MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for longest is folded into the retired
 # A draft that ran fewer steps in the pool, or in a context, has at least that share of the context's requests.
-_TRIED, _FIRST = 24.0, 0.25
+_TRIED, _FIRST = 12.0, 0.25
 # In a context that share grows with the steps of other drafts there, so that bad luck does not last.
-_TRIED_HERE, _FIRST_HERE, _PATIENCE = 16.0, 0.1, 500.0
+_TRIED_HERE, _FIRST_HERE, _PATIENCE = 8.0, 0.1, 500.0
 _HOLD = 24.0  # steps of an engine for which batches draw their drafts at one quantile
 _GOLDEN = 0.6180339887498949
 _PLAIN_SURE = 0.01  # relative sd of the plain price below which probes become rare
@@ -104,12 +104,15 @@ class Learner:
         steps = self.account.take_pending(contexts)
         batches = steps.sum(axis=0) / prices.loads.rows
         tables: list[LoadTable] = []
+        plain_sd: list[float] = []
         for at, load in enumerate(spec.loads if spec.drafts and len(spec.ks) > 1 else ()):
             rows = float(prices.loads.rows[at])
             # Whoever is held at plain by the gate does not share its passes with the others.
             free = ~(self.gate.closed & (self.stay.top[:, at] <= 0))
             allowed = playable & free[:, None, None]
-            seen = outlook(prices_at(cost_draws, at, spec.ks), load, rows, mix[at], tokens, spec.ks, allowed)
+            drawn = prices_at(cost_draws, at, spec.ks)
+            plain_sd.append(float(drawn.plain.std() / drawn.plain.mean()))
+            seen = outlook(drawn, load, rows, mix[at], tokens, spec.ks, allowed)
             tables.append(decide_load(at, spec, config, seen, self.gate, playable, least, self.stay, now))
         if tables and steps.any():
             # What was played since the last decision, judged by what is known now, opens or closes gates for the next.
@@ -129,7 +132,7 @@ class Learner:
             )
             if tables
             else [],
-            probe=self._probe(tables, prices, rng),
+            probe=self._probe(tables, prices, plain_sd),
             allowance=self._allowance(tables, prices.loads.rows),
             switches=switches,
             contexts=list(self.contexts.names),
@@ -210,13 +213,16 @@ class Learner:
         self.held = np.where(over, 0.0, self.held)
         return self.quantiles
 
-    def _probe(self, tables: list[LoadTable], prices: cost.CostPosterior, rng: np.random.Generator) -> ProbePlan:
-        """Plain probes where speculation rules: 0.4% of steps while the plain price is unsure, 0.1% later."""
+    @staticmethod
+    def _probe(tables: list[LoadTable], prices: cost.CostPosterior, plain_sd: list[float]) -> ProbePlan:
+        """Plain probes where speculation rules: 0.4% of steps while the plain price is unsure, 0.1% later.
+
+        plain_sd: relative sd of the plain price, by load.
+        """
         ruled = [at for at, t in enumerate(tables) if prices.loads.steps[at] > 0 and (t.top > 0).any()]
         if not ruled:
             return ProbePlan()
-        plain, sd = plain_prices(prices, rng)
-        unsure = any(sd[at] > _PLAIN_SURE * plain[at] for at in ruled)
+        unsure = any(plain_sd[at] > _PLAIN_SURE for at in ruled)
         return ProbePlan(every=1000 if unsure else 4000, steps=4)
 
     def _allowance(self, tables: list[LoadTable], rows: Array) -> int:

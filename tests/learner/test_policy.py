@@ -13,8 +13,9 @@ def test_an_open_gate_lets_hope_through_and_a_closed_one_only_certainty() -> Non
     gate = Gate(budget=10.0, epsilon=0.005, margin=0.01)
     gate.grow(2)
     gate.closed[1] = True
-    mean, sd = np.array([[1.2, 1.0, 0.8]] * 2), np.array([[0.05, 0.1, 0.02]] * 2)
-    assert gate.admitted(mean, sd).tolist() == [[True, True, False], [True, False, False]]
+    mean, sd = np.array([[1.2, 1.0, 0.8, 1.012]] * 2), np.array([[0.05, 0.1, 0.02, 0.008]] * 2)
+    # sure; open; hopeless; known to be near the margin: nothing left to learn, and not sure
+    assert gate.admitted(mean, sd).tolist() == [[True, True, False, False], [True, False, False, False]]
 
 
 def test_the_reserve_never_exceeds_the_budget_and_refills_by_epsilon() -> None:

@@ -314,5 +314,5 @@ NOTHING_HELPS = World(
         domain: {"small": falling(0.25, 0.9), "medium": falling(0.3, 0.9), "ngram": falling(0.02, 0.9)}
         for domain in ("code", "math", "chat")
     },
-    {"small": 0.30, "medium": 0.40, "ngram": 0.005},
+    {"small": 0.30, "medium": 0.40, "ngram": 0.03},
 )  # fmt: skip
