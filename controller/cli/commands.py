@@ -96,6 +96,7 @@ def engine(
     static_draft: Annotated[str | None, typer.Option(help="Draft while there is no policy [none]")] = None,
     static_k: Annotated[int | None, typer.Option(help="K while there is no policy [0]")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write one JSON line per request into this folder.")] = None,
+    offline: Annotated[bool | None, typer.Option(help="No Redis: the static draft and K only.")] = None,
 ) -> None:
     """Serve a model with the torch engine, OpenAI-compatible. Example: akc engine --draft ngram --port 8000"""
     from engine.server import EngineSettings, run
@@ -103,7 +104,7 @@ def engine(
     flags = {
         "redis_url": redis_url, "target": target, "drafts": draft, "pool": pool, "host": host, "port": port,
         "max_batch": max_batch, "max_len": max_len, "dtype": dtype, "threads": threads, "static_draft": static_draft,
-        "static_k": static_k, "trace_dir": trace,
+        "static_k": static_k, "trace_dir": trace, "offline": offline,
     }  # fmt: skip
     run(_settings(EngineSettings, config, flags))
 

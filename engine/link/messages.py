@@ -322,6 +322,6 @@ class Keys:
         self.policy = f"{base}:policy"  # string: a Policy
         self.hint = f"{base}:hint"  # pub/sub channel: "the policy changed", payload ignored
         self.lease = f"{base}:lease"  # string: fencing token (epoch) of the controller that owns the pool, with expiry
-        self.checkpoint = f"{base}:checkpoint"  # hash: state, last_id, epoch, n, schema, saved
+        self.checkpoint = f"{base}:checkpoint"  # hash: state, last_id, epoch, n, number, schema, saved, fence
         self.dead = f"{base}:dead"  # stream: unreadable frames with the reason
         self.audit = f"{base}:audit"  # stream: policy changes and operators' acts

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DOMAINS = ("code", "math", "chat")
 POOL = "demo"
-FIXED_K = (1, 2, 4, 6, 8)
+FIXED_K = (1, 2, 4, 8)
 
 
 class DemoError(RuntimeError):
@@ -42,7 +42,8 @@ class DemoError(RuntimeError):
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """`learn_seconds`: traffic before measuring. `concurrency`: requests decoded together. `max_tokens`: per answer.
-    `trials`, `scores`: groups of prompts (one per domain) for the sweep and for the final comparison."""
+    `trials`, `scores`: at most so many groups of prompts (one per domain) for the sweep and for the final comparison,
+    as far as they end `sweep_until` and `score_until` seconds after the start."""
 
     keep: bool = False
     quick: bool = False
@@ -51,8 +52,10 @@ class DemoOptions:
     learn_seconds: float = 75.0
     concurrency: int = 3
     max_tokens: int = 48
-    trials: int = 2
-    scores: int = 6
+    trials: int = 3
+    scores: int = 12
+    sweep_until: float = 190.0
+    score_until: float = 330.0
     drafts: tuple[str, ...] = ()
 
 
@@ -68,14 +71,16 @@ class Addresses:
 def run(options: DemoOptions) -> None:
     """Run the demo. Raises `DemoError`; Ctrl-C and SIGTERM stop every part and return."""
     if options.quick:
-        options = dataclasses.replace(options, learn_seconds=20.0, trials=1, scores=2, max_tokens=32)
-    console = Console()
+        options = dataclasses.replace(
+            options, learn_seconds=20.0, trials=1, scores=2, max_tokens=32, sweep_until=60.0, score_until=90.0
+        )
+    console, began = Console(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(tempfile.mkdtemp(prefix="akc-demo-"))
     try:
         with Processes(logs) as group, EmbeddedRedis() as redis_url:
             addresses = _start(group, redis_url, options, console)
-            asyncio.run(_watch_and_measure(options, addresses, group, console))
+            asyncio.run(_watch_and_measure(options, addresses, group, console, began))
             if options.keep:
                 _stay(addresses, group, console)
     except StartError as error:
@@ -121,7 +126,9 @@ def _start(group: Processes, redis_url: str, options: DemoOptions, console: Cons
     return addresses
 
 
-async def _watch_and_measure(options: DemoOptions, addresses: Addresses, group: Processes, console: Console) -> None:
+async def _watch_and_measure(
+    options: DemoOptions, addresses: Addresses, group: Processes, console: Console, began: float
+) -> None:
     from engine.models import load_prompts
     from engine.traffic import TrafficSettings
 
@@ -143,7 +150,7 @@ async def _watch_and_measure(options: DemoOptions, addresses: Addresses, group: 
         ):
             await _learn(settings, halves[0], options, group, api, live)
             policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
-            report = await _measure(client, model, halves, options, live, policy)
+            report = await _measure(client, model, halves, options, live, policy, began)
             report.domains = _rows(api)
     print_report(report, console)
     if options.json is not None:
@@ -186,20 +193,33 @@ async def _measure(
     options: DemoOptions,
     live: Live,
     policy: Any,
+    began: float,
 ) -> Report:
     drafts = sorted({c["draft"] for cell in policy["cells"] for c in cell["drafts"]} - {"none"})
     fixed = [Arm(draft, k) for draft in drafts for k in FIXED_K]
     first, second = ([*_take(half, n)] for half, n in zip(halves, (options.trials, options.scores), strict=True))
 
-    async def blocks(groups: list[Group], arms: list[Arm], what: str) -> dict[Arm, list[BlockResult]]:
-        live.update(f"{what}: {len(arms)} arms x {len(groups)} groups of prompts, interleaved ...")
-        return await interleave(client, model, groups, arms, options.max_tokens, options.concurrency)
+    async def blocks(
+        groups: list[Group], arms: list[Arm], what: str, until: float, least: int
+    ) -> dict[Arm, list[BlockResult]]:
+        live.update(f"{what}: {len(arms)} arms, each over the same groups of prompts, interleaved ...")
+        return await interleave(
+            client,
+            model,
+            groups,
+            arms,
+            options.max_tokens,
+            options.concurrency,
+            deadline=began + until,
+            least=least,
+        )
 
-    sweep = await blocks(first, [PLAIN, ADAPTIVE, *fixed], "trying every fixed (draft, K) on the first half")
+    title = "trying every fixed (draft, K) on the first half"
+    sweep = await blocks(first, [PLAIN, ADAPTIVE, *fixed], title, options.sweep_until, 1)
     best = max([PLAIN, *fixed], key=lambda arm: goodput([b.block for b in sweep[arm]]))
     own = {d: max([PLAIN, *fixed], key=lambda arm: goodput([b.domains[d] for b in sweep[arm]])) for d in DOMAINS}
     arms = list(dict.fromkeys([ADAPTIVE, PLAIN, best, *own.values()]))
-    scored = await blocks(second, arms, "scoring on the second half")
+    scored = await blocks(second, arms, "scoring on the second half", options.score_until, 2)
     live.update("")
     return Report(seed=options.seed, policy=policy, sweep=sweep, scored=scored, best=best, own=own)
 

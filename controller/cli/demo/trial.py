@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,11 +118,22 @@ async def interleave(
     arms: Sequence[Arm],
     max_tokens: int,
     concurrency: int,
+    *,
+    deadline: float = math.inf,
+    least: int = 1,
 ) -> dict[Arm, list[BlockResult]]:
-    """Every arm over every group; the order of the arms turns by one from group to group, so none is always first."""
+    """Every arm over every group; the order of the arms turns by one from group to group, so none is always first.
+
+    `deadline` (of `time.monotonic`): after `least` groups, a group that would probably end later is not begun.
+    """
     results: dict[Arm, list[BlockResult]] = {arm: [] for arm in arms}
+    longest = 0.0
     for turn, group in enumerate(groups):
+        began = time.monotonic()
+        if turn >= least and began + longest > deadline:
+            break
         for i in range(len(arms)):
             arm = arms[(turn + i) % len(arms)]
             results[arm].append(await run_block(client, model, group, arm, max_tokens, concurrency))
+        longest = max(longest, time.monotonic() - began)
     return results
