@@ -9,7 +9,7 @@ x[j+1]. Its output g[j] stands for h[j+1]: it predicts token x[j+2]. At depth d 
 g[j-1] of depth d - 1. The rotary position of index j is j.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +33,12 @@ class HeadConfig:
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 8192
     model_type: str = "akc-eagle"
+
+    @classmethod
+    def of(cls, target: Mapping[str, Any], output_size: int) -> "HeadConfig":
+        """A head for a target with this config.json."""
+        sizes = {name: target[name] for name in cls.__dataclass_fields__ if name in target and name != "model_type"}
+        return cls(**{**sizes, "output_size": output_size})
 
     def as_dict(self) -> dict[str, Any]:
         """What config.json holds."""

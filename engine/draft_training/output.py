@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -24,6 +25,7 @@ class TargetOutput:
             for name in weights.keys():  # noqa: SIM118  (not a dict)
                 if name.startswith(prefix):
                     self.last_layer[name.removeprefix(prefix)] = weights.get_tensor(name).float()
+        self.config: dict[str, Any] = config
         self.eps: float = config["rms_norm_eps"]
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -112,10 +112,10 @@ def blank_head(target: TargetOutput, sequences: Sequences, size: int) -> EagleHe
     """A head with random weights whose outputs are the `size` most frequent tokens of `sequences`."""
     vocabulary = len(target.embedding)
     ids = most_frequent(token_counts(sequences, vocabulary), size, (END_TOKEN,))
-    return EagleHead(HeadConfig(vocab_size=vocabulary, output_size=size), ids)
+    return EagleHead(HeadConfig.of(target.config, size), ids)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def initial_head(folder: Path, target: TargetOutput, sequences: Sequences, size: int) -> EagleHead:
     """The head before training: see the module."""
     head, width = blank_head(target, sequences, size), target.embedding.shape[1]

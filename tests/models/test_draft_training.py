@@ -14,7 +14,7 @@ from engine.draft_training.head import EagleHead, HeadConfig, rotate
 from engine.draft_training.measure import POSITIONS, acceptance, table
 from engine.draft_training.output import TargetOutput, most_frequent
 from engine.draft_training.teacher import Teacher
-from engine.draft_training.train import Batch, batches, collate, unrolled_loss
+from engine.draft_training.train import Batch, batches, collate, fit, initial_head, unrolled_loss
 
 COMMITTED = Path(__file__).parents[2] / "engine" / "data" / "smollm2-eagle"
 SMALL = HeadConfig(
@@ -172,6 +172,36 @@ def test_an_answer_ends_at_the_end_token(tmp_path: Path) -> None:
     end = free[4]
     stopped = next(write(teacher, iter([Sequence("code", True, [3, 1], 2)]), 1, 8, end, torch.Generator())).ids
     assert stopped == free[: free.index(end, 2) + 1]
+
+
+def test_training_from_the_targets_last_layer_learns_the_targets_own_text(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "target")
+    target, teacher = _target(folder), Teacher(folder, slots=4, room=40)
+    asked = (Sequence("code", False, [1 + i % 9, 1 + i // 9], 2) for i in range(40))
+    sequences = []
+    for one in write(teacher, asked, slots=4, longest=20, end=99, generator=torch.Generator().manual_seed(0)):
+        hidden = torch.cat(one.hidden)
+        ids = torch.tensor(one.ids[: len(hidden)])
+        sequences.append({"ids": ids, "hidden": hidden, "about": torch.tensor([one.prompt, 0, 0])})
+    torch.manual_seed(0)
+    head = initial_head(folder, target, sequences, 11)
+    assert head.config.hidden_size == 12
+    torch.testing.assert_close(head.layer.mlp.up_proj.weight, target.last_layer["mlp.up_proj.weight"])
+    everything = collate(sequences, Random(0))
+    rows = target.embedding[head.output_token_ids.long()]
+    before = [float(loss.detach()) for loss in unrolled_loss(head, everything, target, rows)]
+    fit(head, sequences, target, epochs=12, tokens=200, rate=1e-2, out=tmp_path / "head")
+    after = [float(loss.detach()) for loss in unrolled_loss(head, everything, target, rows)]
+    least = float(_entropy(target, everything, rows))  # no head can do better than the target's own entropy
+    assert all(least < new < old for old, new in zip(before, after, strict=True))
+    assert after[0] - least < 0.75 * (before[0] - least)
+    assert load_head(tmp_path / "head").config == head.config
+
+
+@torch.no_grad()
+def _entropy(target: TargetOutput, batch: Batch, rows: Tensor) -> Tensor:
+    p = target.logits(batch.hidden[:, 1:][batch.learn], rows).log_softmax(-1)
+    return -(p.exp() * p).sum(-1).mean()
 
 
 @torch.no_grad()
