@@ -1,5 +1,6 @@
 """The subcommands of `akc`. Each imports what it runs when it runs: `akc --help` needs neither torch nor scipy."""
 
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +72,8 @@ def controller(
     log_level: Annotated[str | None, typer.Option(help="critical, error, warning, info or debug")] = None,
 ) -> None:
     """Run the controller: learn from frames, decide, publish, answer questions. Example: akc controller --port 8080"""
+    # Its matrices are small: a second thread would only spin, and take a core from an engine beside it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from controller.app import run
     from controller.settings import ControllerSettings
 
@@ -99,6 +102,10 @@ def engine(
     offline: Annotated[bool | None, typer.Option(help="No Redis: the static draft and K only.")] = None,
 ) -> None:
     """Serve a model with the torch engine, OpenAI-compatible. Example: akc engine --draft ngram --port 8000"""
+    # OpenMP reads this when torch is loaded. Threads that spin between kernels are quickest on cores of their own; here
+    # the HTTP server and whatever shares the machine wait for them (docs/decisions.md has figures).
+    if "GOMP_SPINCOUNT" not in os.environ:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from engine.server import EngineSettings, run
 
     flags = {
@@ -138,7 +145,7 @@ def demo(
     quick: Annotated[bool, typer.Option(help="A short run: shows that everything works, measures little.")] = False,
     seed: Annotated[int, typer.Option(help="Order of the prompts and the controller's draws.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the measured results to this file.")] = None,
-    learn_seconds: Annotated[float, typer.Option(help="Seconds of traffic before anything is measured.")] = 75.0,
+    learn_seconds: Annotated[float, typer.Option(help="Seconds of traffic before anything is measured.")] = 110.0,
 ) -> None:
     """The whole loop on this machine: watch K part ways by domain, then compare. Example: akc demo --keep"""
     from controller.cli.demo.run import DemoError, DemoOptions, run

@@ -22,7 +22,6 @@ from controller.learner.policy import (
     pruned,
     rounded,
     steadied,
-    together,
     winners,
 )
 from controller.learner.prices import Prices
@@ -303,7 +302,7 @@ def policy_cells(
     """The wire's cells; steps [C] is each context's evidence (row-steps of any draft), for the non-adaptive share.
 
     quantiles [loads]: where rows share steps (batch 2 and more) all requests admitted under one version take the draft
-    at this quantile of their context's probabilities; over versions each draft gets its probability. See `together`.
+    at this quantile of their context's probabilities (`PolicyCell.draw` says why).
     """
     alpha, beta = (np.round(array, 3).clip(1e-3).tolist() for array in curves.beta())
     nonadaptive = [round(nonadaptive_share(n, least), 3) for n in steps.tolist()]
@@ -313,7 +312,8 @@ def policy_cells(
     for table, u in zip(tables, quantiles.tolist(), strict=True):
         by_draft = table.probability[:, 1:].reshape(len(contexts), len(spec.drafts), -1).sum(axis=2)
         shares = np.concatenate([table.probability[:, :1], by_draft], axis=1)
-        p = rounded(shares if table.load == 1 else together(shares, u)).tolist()
+        p = rounded(shares).tolist()
+        draw = None if table.load == 1 else round(u, 6)
         given = rounded(table.given_draft).tolist()
         seconds = np.maximum(np.round(table.seconds, 8), 1e-8).tolist()
         expected = np.round((table.probability * table.speedup).sum(axis=1), 4).tolist()
@@ -333,5 +333,5 @@ def policy_cells(
                         list(zip(ks[:n], seconds[c][j], strict=False)),
                     )
                 )
-            cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
+            cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], draw, expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
     return cells

@@ -128,21 +128,6 @@ def steadied(
     return shares, top, since
 
 
-def together(p: Array, u: float) -> Array:
-    """Each context's drafts [C, 1 + J] (none first) all at quantile u of its probabilities, not drawn one by one.
-
-    Rows of a batch share drafting passes: one row on another draft makes every row wait for it. With p = .2 and eight
-    rows drawn independently, five batches in six pay for both drafts; drawn together, one in five pays, for one.
-
-    >>> together(np.array([[0.1, 0.7, 0.2], [0.0, 0.2, 0.8]]), 0.6).tolist()
-    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    """
-    chosen = np.minimum((np.cumsum(p, axis=1) <= u).sum(axis=1), p.shape[1] - 1)
-    # Rounding may leave the last share at 0: stay on a draft that has one.
-    chosen = np.where(p[np.arange(len(p)), chosen] > 0, chosen, p.argmax(axis=1))
-    return np.asarray(np.eye(p.shape[1])[chosen], dtype=np.float64)
-
-
 def conditional(joint: Array, within: Array, draws: int, least: float) -> Array:
     """P(K | draft) [C, J, Kn] from the joint shares [C, J, Kn] (0 at K = 0) and the shares of each draft's own best K.
 

@@ -73,18 +73,23 @@ def best_k(priced: Iterable[tuple[int, float]]) -> int:
 class Cell:
     """The answer for one (domain, regime, load bucket), drafts that this engine lacks left out."""
 
-    __slots__ = ("best", "choices", "nonadaptive", "reach")
+    __slots__ = ("best", "choices", "nonadaptive", "quantile", "reach")
 
     def __init__(self, cell: PolicyCell, choices: list[Choice]) -> None:
         self.choices = {c.draft: c for c in choices}
         self.reach = list(accumulate(c.p for c in choices))
         self.best = max(choices, key=lambda c: c.p * c.probability[c.best_k])
         self.nonadaptive = cell.nonadaptive
+        self.quantile = cell.draw
 
     def draw(self, u: float) -> Choice:
-        """The draft at quantile u in [0, 1)."""
+        """The draft at quantile u in [0, 1), or at the cell's own quantile where the version holds one for all."""
         choices = list(self.choices.values())
-        return choices[min(bisect_right(self.reach, u), len(choices) - 1)]
+        at = min(bisect_right(self.reach, u if self.quantile is None else self.quantile), len(choices) - 1)
+        # A quantile of 1, or what rounding left above the last share, must not fall on a draft that has none.
+        while at and choices[at].p <= 0:
+            at -= 1
+        return choices[at]
 
 
 class Table:

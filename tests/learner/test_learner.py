@@ -62,6 +62,21 @@ def test_the_policy_is_valid_on_the_wire_and_its_probabilities_sum_to_one(experi
             assert min(seconds) > 0
 
 
+def test_from_batch_two_on_the_true_probabilities_stand_beside_one_quantile_for_all(experienced: Learner) -> None:
+    decision = experienced.decide(now_of(experienced), np.random.default_rng(0))
+    arms: dict[tuple[str, str, int], dict[str, float]] = {}
+    for arm in decision.arms():
+        drafts = arms.setdefault((arm.domain, arm.regime, arm.load), {})
+        drafts[arm.draft] = drafts.get(arm.draft, 0.0) + arm.probability
+    for cell in decision.cells:
+        assert (cell.draw is None) == (cell.load == 1)
+        told = arms[cell.domain, cell.regime, cell.load]
+        for choice in cell.drafts:
+            assert choice.p == pytest.approx(told.get(choice.draft, 0.0), abs=3e-4)  # rounded to 4 digits
+    assert any(0 < choice.p < 1 for cell in decision.cells if cell.load > 1 for choice in cell.drafts)
+    assert len({cell.draw for cell in decision.cells if cell.load == 2}) == 1
+
+
 def test_dump_and_load_go_on_exactly_where_they_were(experienced: Learner) -> None:
     data = experienced.dump()
     one, two = (Learner.load(data, QUICK, MIXED.spec) for _ in range(2))

@@ -169,6 +169,7 @@ class Engine:
         self.requests: list[Request] = []
         self.u, self.age = 0.0, window
         self.policy: dict[tuple[str, int], dict[str, tuple[float, list[tuple[int, float]]]]] = {}
+        self.quantiles: dict[tuple[str, int], float | None] = {}
 
     @property
     def rows(self) -> int:
@@ -180,6 +181,7 @@ class Engine:
             for cell in decision.cells
             if cell.regime == "greedy"
         }
+        self.quantiles = {(c.domain, c.load): c.draw for c in decision.cells if c.regime == "greedy"}
 
     def cell(self, domain: str) -> dict[str, tuple[float, list[tuple[int, float]]]]:
         load = load_bucket(self.rows)
@@ -195,7 +197,11 @@ class Engine:
         cell = self.cell(domain)
         names = list(cell)
         p = np.array([cell[n][0] for n in names])
-        draft = names[int(self.rng.choice(len(names), p=p / p.sum()))]
+        load = load_bucket(self.rows)
+        key = (domain, load) if (domain, load) in self.policy else ("other", load)
+        u = self.quantiles[key]
+        u = float(self.rng.random()) if u is None else u
+        draft = names[min(int(np.searchsorted(np.cumsum(p / p.sum()), u, side="right")), len(names) - 1)]
         tilt = 0.0
         if self.world.spread:
             tilt = float(self.rng.normal(0.0, self.world.spread))

@@ -99,13 +99,14 @@ def make_policy() -> Callable[..., Policy]:
 
     def make(cells: dict[tuple[str, int], Arms], *, version: tuple[int, int] = (1, 1), **fields: Any) -> Policy:
         share = fields.pop("nonadaptive", 0.2)
+        draw = fields.pop("draw", None)
         curve = fields.pop("curve", {})
         issued = fields.pop("issued", NOW)
         expires = fields.pop("expires", issued + 1000)
         values: dict[str, Any] = {"allowance": 1_000_000, **fields}
         made = [
             PolicyCell(
-                domain, "greedy", load, [DraftChoice(d, p, list(k), **curve) for d, (p, k) in arms.items()], share
+                domain, "greedy", load, [DraftChoice(d, p, list(k), **curve) for d, (p, k) in arms.items()], share, draw
             )
             for (domain, load), arms in cells.items()
         ]

@@ -67,6 +67,29 @@ def test_drafts_and_origins_are_drawn_with_the_published_probabilities(
     assert {t.draft: t.probability for t in tickets} == pytest.approx({"ngram": 0.3, "model": 0.6, "none": 0.1})
 
 
+def test_a_shared_quantile_gives_all_requests_of_a_version_one_draft(chooser: Chooser, make_policy: MakePolicy) -> None:
+    arms = {"none": (0.1, [(0, 1.0)]), "ngram": (0.2, [(4, 1.0)]), "model": (0.7, [(2, 1.0)])}
+    drawn = {}
+    for n, u in enumerate((0.0, 0.0999, 0.1, 0.2999, 0.3001, 1.0), 1):
+        chooser.use(make_policy({("code", 1): arms}, version=(1, n), nonadaptive=1.0, draw=u, allowance=10), NOW)
+        tickets = admit(chooser, 20)
+        (drawn[u],) = {t.draft for t in tickets}
+        assert {t.probability for t in tickets} == {arms[drawn[u]][0]}
+        # What is explored is charged: anything but the cell's most probable arm.
+        chooser.plan(tickets[:5], 5)
+        assert chooser.status()["explored"] == (0 if drawn[u] == "model" else 5)
+    assert drawn == {0.0: "none", 0.0999: "none", 0.1: "ngram", 0.2999: "ngram", 0.3001: "model", 1.0: "model"}
+
+
+def test_exploiting_goes_to_the_likeliest_draft_whatever_the_shared_quantile(
+    chooser: Chooser, make_policy: MakePolicy
+) -> None:
+    arms = {"ngram": (0.2, [(4, 1.0)]), "model": (0.8, [(2, 1.0)])}
+    chooser.use(make_policy({("code", 1): arms}, draw=0.1, allowance=0), NOW)
+    chooser.plan([], 0)
+    assert {t.draft for t in admit(chooser, 20)} == {"model"}
+
+
 def test_the_engine_s_own_share_of_nonadaptive_requests_wins(
     describe: EngineDescription, clock: Clock, make_policy: MakePolicy
 ) -> None:

@@ -49,13 +49,13 @@ class DemoOptions:
     quick: bool = False
     seed: int = 0
     json: Path | None = None
-    learn_seconds: float = 75.0
+    learn_seconds: float = 110.0
     concurrency: int = 3
     max_tokens: int = 48
     trials: int = 3
     scores: int = 12
-    sweep_until: float = 190.0
-    score_until: float = 330.0
+    sweep_until: float = 200.0
+    score_until: float = 335.0
     drafts: tuple[str, ...] = ()
 
 
@@ -152,6 +152,8 @@ async def _watch_and_measure(
             policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
             report = await _measure(client, model, halves, options, live, policy, began)
             report.domains = _rows(api)
+            # The adaptive blocks went on teaching: what it believes is what it believes now.
+            report.policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
     print_report(report, console)
     if options.json is not None:
         options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
@@ -261,7 +263,7 @@ def _rows(api: httpx.Client) -> list[dict[str, Any]]:
 
 def _stay(addresses: Addresses, group: Processes, console: Console) -> None:
     console.print(f"status page  {addresses.controller}/")
-    console.print(f"controller   {addresses.controller}/docs")
+    console.print(f"its API      {addresses.controller}/openapi.json, {addresses.controller}/v1/pools/{POOL}")
     console.print(f"engine       {addresses.engine}/v1")
     console.print(f"redis        {addresses.redis}")
     console.print("Ctrl-C stops everything")
