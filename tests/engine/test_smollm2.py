@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.core import Engine, SamplingParams
+from engine.core.model import Decoder
 from engine.link import StaticLink
-from engine.models import load_prompts
+from engine.models import fetch_smollm2, load_prompts
+from tests.engine.test_model import logits
 
 pytestmark = pytest.mark.model
 
@@ -22,10 +24,7 @@ PARAMS = SamplingParams(max_tokens=32)
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = Path("~/.cache/adaptive-k/models/SmolLM2-135M-Instruct").expanduser()
-    if not found.is_dir():
-        pytest.skip("SmolLM2-135M-Instruct is not in the cache; `akc models fetch` brings it")
-    return found
+    return fetch_smollm2(progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +61,30 @@ def plain(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return [r.output for r in engine.generate(prompts, PARAMS)]
 
 
+@pytest.mark.parametrize("turn", range(4))
 def test_any_mix_of_drafts_and_k_equals_plain_decoding(
-    engine: Engine, prompts: list[list[int]], plain: list[list[int]]
+    engine: Engine, prompts: list[list[int]], plain: list[list[int]], turn: int
 ) -> None:
-    rng = random.Random(0)
+    """Over the turns every draft decodes every prompt, beside other drafts."""
+    rng = random.Random(turn)
     table = {name: (name, 4) for name in DRAFTS}
     engine.link = StaticLink(table=table, choose=lambda ticket, batch: rng.randint(0, 5))
-    requests = [engine.submit(p, PARAMS, DRAFTS[i % 4]) for i, p in enumerate(prompts)]
+    requests = [engine.submit(p, PARAMS, DRAFTS[(i + turn) % 4]) for i, p in enumerate(prompts)]
     while engine.step():
         pass
     assert [r.output for r in requests] == plain
+
+
+def test_logits_of_real_prompts_equal_those_of_transformers(folder: Path, prompts: list[list[int]]) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = Decoder(folder, dtype=torch.float32, device=torch.device("cpu"), max_len=512)
+    rows = prompts[::2]  # one a domain; read whole, in pieces, and as one long and one single-token piece
+    found = logits(model, rows, [[len(rows[0])], [7, 1, len(rows[1]) - 8], [len(rows[2]) - 1, 1]])
+    for row, own in zip(rows, found, strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([row])).logits[0]
+        # Logits reach 20 to 30; thirty layers of float32 sums in another order leave a few units in the fifth digit.
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=2e-3)
 
 
 def test_plain_decoding_equals_transformers(folder: Path, prompts: list[list[int]], plain: list[list[int]]) -> None:
