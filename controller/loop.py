@@ -128,6 +128,8 @@ class PoolLoop:
         # Redis may have lost its last writes; memory that nobody has overtaken since is then the better state.
         if self.tuner is None or (checkpoint is not None and checkpoint.version > self._committed):
             tuner = await self._work(Tuner.restore, self.store.pool, self.settings, checkpoint)
+            if tuner.unread and checkpoint is not None:
+                await self.store.set_aside(checkpoint.state)
             tuner.remember(await self.store.audit(tuner.history))
             self.tuner = tuner
             self._committed = checkpoint.version if checkpoint is not None else (0, 0)

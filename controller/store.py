@@ -189,6 +189,10 @@ class PoolStore:
         if epoch is not None:
             await self._release(keys=[self.keys.lease], args=[str(epoch)])
 
+    async def set_aside(self, state: bytes) -> None:
+        """Keep a state that could not be read: what another version wrote, or what a person can still repair."""
+        await self.client.set(self.keys.unread, state)
+
     async def load(self) -> Checkpoint | None:
         """The last commit, or None for a pool that has none. Raises `CheckpointError` for a schema from the future."""
         names = ("schema", "state", "last_id", "epoch", "n", "saved")

@@ -122,6 +122,7 @@ class Tuner:
         self._recent = Recent()
         self._records: deque[DecisionRecord] = deque(maxlen=HISTORY)  # newest first
         self._notes: list[str] = []  # not yet committed
+        self.unread = False  # the checkpoint it was restored from could not be read
         self._switches: list[Switch] = []  # not yet committed
         self._decisions = 0
         self._switched = 0
@@ -130,7 +131,10 @@ class Tuner:
 
     @classmethod
     def restore(cls, pool: str, settings: ControllerSettings, checkpoint: Checkpoint | None) -> "Tuner":
-        """Go on from a checkpoint. One that cannot be read is left behind with a note: engines' counts come again."""
+        """Go on from a checkpoint. One that cannot be read is left behind with a note: engines' counts come again.
+
+        `unread` is then True, and the caller is to keep the state before it is overwritten.
+        """
         if checkpoint is None:
             return cls(pool, settings)
         try:
@@ -138,6 +142,7 @@ class Tuner:
         except (ValueError, msgspec.MsgspecError) as error:
             log.error("pool %s: the saved state cannot be read, learning anew: %s", pool, error)  # noqa: TRY400
             tuner = cls(pool, settings)
+            tuner.unread = True
             tuner._notes.append(f"the saved state could not be read; learned anew: {error}")
         tuner.last_id = checkpoint.last_id
         return tuner

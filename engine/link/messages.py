@@ -330,5 +330,6 @@ class Keys:
         self.hint = f"{base}:hint"  # pub/sub channel: "the policy changed", payload ignored
         self.lease = f"{base}:lease"  # string: fencing token (epoch) of the controller that owns the pool, with expiry
         self.checkpoint = f"{base}:checkpoint"  # hash: state, last_id, epoch, n, number, schema, saved, fence
+        self.unread = f"{base}:unread"  # string: the last state a controller could not read and learned anew beside
         self.dead = f"{base}:dead"  # stream: unreadable frames with the reason
         self.audit = f"{base}:audit"  # stream: policy changes and operators' acts

@@ -30,7 +30,9 @@ def sources(settings: EngineSettings) -> tuple[Path, dict[str, str]]:
     """The target's folder and the drafts by name. Raises `SettingsError` for drafts that clash or a missing folder."""
     drafts: dict[str, str] = {}
     for item in settings.drafts:
-        name, _, folder = item.partition("=")
+        name, named, folder = item.partition("=")
+        if not named and "/" in item:
+            name, folder = Path(item).expanduser().resolve().name, item
         if name in drafts:
             raise SettingsError(f"drafts names {name!r} twice; each draft needs a name of its own")
         drafts[name] = folder or name

@@ -19,9 +19,11 @@ def test_pairs_must_match() -> None:
         paired_ratio([Block(1, 1.0)] * 2, [Block(1, 1.0)])
 
 
-def test_one_pair_has_no_interval() -> None:
-    ratio = paired_ratio([Block(3, 1.0)], [Block(2, 1.0)])
+@pytest.mark.parametrize("pairs", [1, 5])
+def test_few_pairs_have_no_interval(pairs: int) -> None:
+    ratio = paired_ratio([Block(3, 1.0)] * pairs, [Block(2, 1.0)] * pairs)
     assert (ratio.value, ratio.low, ratio.high) == (1.5, 0.0, float("inf"))
+    assert "too few pairs" in str(ratio)
 
 
 def test_common_noise_cancels_in_pairs_and_the_interval_covers_the_truth() -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -246,6 +247,25 @@ async def test_a_server_that_goes_away_and_comes_back_loses_no_count(tmp_path: P
         loop.stop()
         await task
     await client.aclose()
+
+
+async def test_a_state_that_cannot_be_read_is_kept_before_it_is_overwritten(client: "Redis", until: Until) -> None:
+    keys = Keys("p")
+    fields: dict[Any, Any] = {
+        "state": b"from another version",
+        "last_id": "0-0",
+        "epoch": 5,
+        "n": 1,
+        "number": 1,
+        "schema": 1,
+        "saved": 1,
+    }
+    await client.hset(keys.checkpoint, mapping=fields)
+    await send(client, busy().frame(full=True))
+    async with running(loop_of(client)):
+        await until(lambda: published(client))
+    assert await client.get(keys.unread) == b"from another version"
+    assert await counts_in_checkpoint(client)
 
 
 async def test_a_checkpoint_from_the_future_is_left_alone(client: "Redis", until: Until) -> None:

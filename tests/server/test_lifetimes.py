@@ -379,6 +379,7 @@ def test_settings_that_do_not_fit_together_are_named(model_folder: Path) -> None
     with pytest.raises(SettingsError, match="static_draft is 'eagle'; allowed: none, ngram"):
         sources(EngineSettings(target=folder, static_draft="eagle"))
     assert sources(EngineSettings(target=folder, drafts=("small=/x", "ngram")))[1] == {"small": "/x", "ngram": "ngram"}
+    assert sources(EngineSettings(target=folder, drafts=("/models/tiny",)))[1] == {"tiny": "/models/tiny"}
 
 
 def test_hardware_names_processor_threads_and_number_format(served: Served) -> None:

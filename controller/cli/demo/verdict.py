@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+LEAST_PAIRS = 6
+
 
 @dataclass(frozen=True)
 class Block:
@@ -27,6 +29,8 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
+        if self.low == 0:
+            return f"{self.value:.2f}x (too few pairs for an interval)"
         return f"{self.value:.2f}x ({self.low:.2f}-{self.high:.2f})"
 
 
@@ -45,16 +49,16 @@ def goodput(blocks: Sequence[Block]) -> float:
 def paired_ratio(ours: Sequence[Block], theirs: Sequence[Block], resamples: int = 4000, seed: int = 0) -> Ratio:
     """Goodput of `ours` over `theirs`, blocks at the same index being the same prompts.
 
-    The interval is the percentile bootstrap over pairs (Efron & Tibshirani 1993, chapter 13), 95%. With fewer than two
-    pairs there is no interval and it is reported as (0, inf).
+    The interval is the percentile bootstrap over pairs (Efron & Tibshirani 1993, chapter 13), 95%. Few pairs make it
+    too narrow, so with fewer than `LEAST_PAIRS` there is none and it is reported as (0, inf).
 
-    >>> paired_ratio([Block(20, 1.0)] * 3, [Block(10, 1.0)] * 3)
+    >>> paired_ratio([Block(20, 1.0)] * 6, [Block(10, 1.0)] * 6)
     Ratio(value=2.0, low=2.0, high=2.0)
     """
     if len(ours) != len(theirs):
         raise ValueError(f"paired blocks differ in number: {len(ours)} and {len(theirs)}")
     value = goodput(ours) / goodput(theirs)
-    if len(ours) < 2:
+    if len(ours) < LEAST_PAIRS:
         return Ratio(value, 0.0, float("inf"))
     sums = np.array([[a.tokens, a.seconds, b.tokens, b.seconds] for a, b in zip(ours, theirs, strict=True)])
     rng = np.random.default_rng(seed)
