@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TORCH_PIP_ARGS ?=
 TORCH  := torch==2.13.0
 
-.PHONY: demo test lint types unit setup models bench bench-engine bench-link bench-learner lock clean help
+.PHONY: demo test test-slow test-compose lint types unit setup models bench bench-engine bench-link bench-learner lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -43,6 +43,10 @@ unit: models
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered -m "not slow"
 
 test: lint types unit
+
+# Tests that take minutes: convergence of the learner over seeds, the model's weights bit by bit.
+test-slow: models
+	$(BIN)/python -m pytest -m slow --ignore tests/compose -p no:cacheprovider
 
 bench: bench-engine bench-link bench-learner
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from controller.cli import simulate
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -16,6 +18,7 @@ app = typer.Typer(
 )
 models = typer.Typer(no_args_is_help=True, help="Model weights and prompts out of public packages.")
 app.add_typer(models, name="models")
+simulate.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
 RedisUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:// [env: REDIS_URL]")]
@@ -87,7 +90,7 @@ def engine(
     redis_url: RedisUrl = None,
     target: Annotated[str | None, typer.Option(help="Local Hugging Face folder, or `smollm2` (fetched).")] = None,
     draft: Annotated[
-        list[str] | None, typer.Option(help="`ngram`, or NAME=FOLDER of a decoder or EAGLE-style head; repeatable.")
+        list[str] | None, typer.Option(help="`ngram`, or [NAME=]FOLDER of a decoder or EAGLE-style head; repeatable.")
     ] = None,
     pool: Annotated[str | None, typer.Option(help="Engines with the same target, drafts and hardware.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
