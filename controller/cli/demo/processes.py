@@ -38,6 +38,8 @@ class Processes:
         self.log_dir = log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._again: dict[str, tuple[list[str], dict[str, str]]] = {}
+        self.restarts: list[str] = []  # names of the parts that were started again, in order
 
     def __enter__(self) -> "Processes":
         return self
@@ -45,8 +47,13 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> int:
-        """Start `argv` in a session of its own (Ctrl-C reaches only us) with its output in `<name>.log`; its pid."""
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], *, restart: bool = False) -> int:
+        """Start `argv` in a session of its own (Ctrl-C reaches only us) with its output in `<name>.log`; its pid.
+
+        `restart`: `check` starts it again when it was killed by a signal, as a supervisor would.
+        """
+        if restart:
+            self._again[name] = (list(argv), dict(env))
         if name in self._running:  # started again after its end, which must be known before its place is taken
             self._running[name].wait(10)
         with open(self.log_dir / f"{name}.log", "ab") as log:
@@ -66,9 +73,12 @@ class Processes:
         return name in self._running and self._running[name].poll() is None
 
     def check(self) -> None:
-        """Raise `StartError` for the first part that ended although nobody stopped it."""
-        for name, process in self._running.items():
-            if process.poll() is not None:
+        """Raise `StartError` for the first part that ended although nobody stopped it; start again what may be."""
+        for name, process in list(self._running.items()):
+            if process.poll() is not None and process.returncode < 0 and name in self._again:
+                self.restarts.append(name)
+                self.start(name, *self._again[name])
+            elif process.poll() is not None:
                 raise StartError(f"{name} ended with code {process.returncode}:\n{self.log_tail(name)}")
 
     def log_tail(self, name: str, lines: int = 15) -> str:

@@ -25,7 +25,7 @@ class Report:
     domains: list[dict[str, Any]] = field(default_factory=list)
 
     def overall(self, arm: Arm) -> Ratio:
-        """Adaptive over `arm` on the second half, by wall clock."""
+        """Adaptive over `arm` on the second half, all rows by the seconds they were charged."""
         return paired_ratio([b.block for b in self.scored[ADAPTIVE]], [b.block for b in self.scored[arm]])
 
     def by_domain(self, domain: str, arm: Arm) -> Ratio:

@@ -116,6 +116,7 @@ def _start(group: Processes, redis_url: str, options: DemoOptions, console: Cons
         "controller",
         [*akc, "controller", "--port", addresses.controller.rsplit(":", 1)[1]],
         {**common, "AKC_DECIDE_SECONDS": "2"},
+        restart=True,  # kill it and see: the engine goes on, the new one continues from the checkpoint
     )
     engine = [*akc, "engine", "--pool", POOL, "--port", addresses.engine.rsplit(":", 1)[1], "--max-batch", "8"]
     for draft in options.drafts:
@@ -149,12 +150,14 @@ async def _watch_and_measure(
             Live(console=console, refresh_per_second=4, transient=False) as live,
         ):
             await _learn(settings, halves[0], options, group, api, live)
-            policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
-            report = await _measure(client, model, halves, options, live, policy, began)
+            policy = await _policy(api, group)
+            report = await _measure(client, model, halves, options, live, policy, group, began)
             report.domains = _rows(api)
             # The adaptive blocks went on teaching: what it believes is what it believes now.
-            report.policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
+            report.policy = await _policy(api, group)
     print_report(report, console)
+    for name in group.restarts:
+        console.print(f"{name} was killed and started again")
     if options.json is not None:
         options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
@@ -195,6 +198,7 @@ async def _measure(
     options: DemoOptions,
     live: Live,
     policy: Any,
+    group: Processes,
     began: float,
 ) -> Report:
     drafts = sorted({c["draft"] for cell in policy["cells"] for c in cell["drafts"]} - {"none"})
@@ -214,6 +218,7 @@ async def _measure(
             options.concurrency,
             deadline=began + until,
             least=least,
+            watch=group.check,
         )
 
     title = "trying every fixed (draft, K) on the first half"
@@ -224,6 +229,18 @@ async def _measure(
     scored = await blocks(second, arms, "scoring on the second half", options.score_until, 2)
     live.update("")
     return Report(seed=options.seed, policy=policy, sweep=sweep, scored=scored, best=best, own=own)
+
+
+async def _policy(api: httpx.Client, group: Processes) -> Any:
+    """The policy in force; a controller that has just been started again gets some seconds to answer."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        group.check()
+        policy = await asyncio.to_thread(fetch_json, api, f"/v1/pools/{POOL}/policy")
+        if policy is not None:
+            return policy
+        await asyncio.sleep(0.2)
+    raise DemoError(f"the controller shows no policy for pool {POOL!r}:\n{group.log_tail('controller')}")
 
 
 def _halves(prompts: dict[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,12 @@ class Group:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """One group under one arm: the whole block by wall clock, each domain by the seconds its rows were charged, and the
-    steps each domain took."""
+    """One group under one arm: by domain the tokens, the seconds its rows were charged (each row the whole step) and
+    the steps; and the block in all, whose seconds are the row-seconds shared by the slots.
+
+    So many seconds would the block take if another request took over every slot that falls free, as it does on a loaded
+    server. The wall clock of a block would only show its slowest row: the others wait for it with their slots empty.
+    """
 
     block: Block
     domains: dict[str, Block]
@@ -97,9 +101,7 @@ async def run_block(
         async with gate:
             return await complete(client, model, messages, domain, arm, max_tokens)
 
-    start = time.perf_counter()
     bodies = await asyncio.gather(*(one(domain, messages) for domain, messages in group.prompts))
-    seconds = time.perf_counter() - start
     domains: dict[str, Block] = {}
     steps: dict[str, int] = {}
     tokens = 0
@@ -108,7 +110,8 @@ async def run_block(
         tokens += akc["tokens"]
         domains[domain] = Block(akc["tokens"], akc["row_seconds"])
         steps[domain] = akc["steps"]
-    return BlockResult(Block(tokens, seconds), domains, steps)
+    slots = min(concurrency, len(group.prompts))
+    return BlockResult(Block(tokens, sum(d.seconds for d in domains.values()) / slots), domains, steps)
 
 
 async def interleave(
@@ -121,10 +124,12 @@ async def interleave(
     *,
     deadline: float = math.inf,
     least: int = 1,
+    watch: Callable[[], None] = lambda: None,
 ) -> dict[Arm, list[BlockResult]]:
     """Every arm over every group; the order of the arms turns by one from group to group, so none is always first.
 
     `deadline` (of `time.monotonic`): after `least` groups, a group that would probably end later is not begun.
+    `watch` is called before every block; what it raises ends the trial.
     """
     results: dict[Arm, list[BlockResult]] = {arm: [] for arm in arms}
     longest = 0.0
@@ -133,6 +138,7 @@ async def interleave(
         if turn >= least and began + longest > deadline:
             break
         for i in range(len(arms)):
+            watch()
             arm = arms[(turn + i) % len(arms)]
             results[arm].append(await run_block(client, model, group, arm, max_tokens, concurrency))
         longest = max(longest, time.monotonic() - began)
