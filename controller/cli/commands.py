@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import simulate
+from controller.cli import replay, simulate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,7 @@ app = typer.Typer(
 models = typer.Typer(no_args_is_help=True, help="Model weights and prompts out of public packages.")
 app.add_typer(models, name="models")
 simulate.register(app)
+replay.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
 RedisUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:// [env: REDIS_URL]")]

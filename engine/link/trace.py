@@ -2,13 +2,14 @@
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
-from engine.link.messages import Message, Version
-from engine.link.ticket import RowOutcome, Ticket
+from engine.link.messages import Message, Regime, Version, load_bucket
+from engine.link.ticket import RowOutcome, StepOutcome, Ticket
 
 _log = logging.getLogger(__name__)
 MAX_TRACED_STEPS = 8192
@@ -18,7 +19,8 @@ class TraceLine(Message, frozen=True):
     """One request. Lists run over its steps: `step` (number of the engine's step: rows of one step share it), `load`
     (load bucket), `k` (planned), `p` (probability of the K that ran, given the draft; null where the request's own
     evidence, a clamp, a probe or the breaker set it), `drafted`, `accepted`, `seen`, `emitted`, `limited`, `seconds`
-    (of the whole step).
+    (of the whole step), `batch` (its decode rows), `prefill` (prompt tokens read in it; 0, like `batch`, where the
+    writer does not say).
     `draft_p`: probability of the draft at admission. `version`: policy at admission, null for the static choice.
     """
 
@@ -42,6 +44,8 @@ class TraceLine(Message, frozen=True):
     emitted: list[int]
     limited: list[bool]
     seconds: list[float]
+    batch: list[int] = msgspec.field(default_factory=list)
+    prefill: list[int] = msgspec.field(default_factory=list)
 
 
 class RequestTrace:
@@ -51,9 +55,19 @@ class RequestTrace:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.rows: list[tuple[int, int, int, float | None, int, int, int, int, bool, float]] = []
+        self.rows: list[tuple[int, int, int, float | None, int, int, int, int, bool, float, int, int]] = []
 
-    def add(self, number: int, load: int, row: RowOutcome, seconds: float, *, ordered: bool) -> None:
+    def add(
+        self,
+        number: int,
+        load: int,
+        row: RowOutcome,
+        seconds: float,
+        *,
+        ordered: bool,
+        batch: int = 0,
+        prefill: int = 0,
+    ) -> None:
         """Keep one row of a completed step; `ordered`: the whole batch was told to run at K = 0."""
         self.steps += 1
         if len(self.rows) >= MAX_TRACED_STEPS:
@@ -66,7 +80,8 @@ class RequestTrace:
         elif choice is not None:
             p = choice.probability.get(drafted)
         planned = 0 if ordered else ticket.k
-        self.rows.append((number, load, planned, p, drafted, accepted, seen, emitted, limited, seconds))
+        step = (number, load, planned, p, drafted, accepted, seen, emitted, limited, seconds, batch, prefill)
+        self.rows.append(step)
 
 
 class Tracer:
@@ -81,7 +96,7 @@ class Tracer:
         self.path = directory / f"{safe}-{incarnation}.jsonl"
         self.dropped = 0
         self._names = (engine, incarnation)
-        self._buffer = buffer
+        self.buffer = buffer
         self._done: deque[tuple[Ticket, RequestTrace]] = deque()
         self._encoder = msgspec.json.Encoder()
 
@@ -90,7 +105,7 @@ class Tracer:
         trace, ticket.trace = ticket.trace, None
         if trace is None:
             return
-        if len(self._done) >= self._buffer:
+        if len(self._done) >= self.buffer:
             self.dropped += 1
         else:
             self._done.append((ticket, trace))
@@ -111,7 +126,7 @@ class Tracer:
             _log.warning("trace: %d lines lost, %s cannot be written: %s", len(lines), self.path, error)
 
     def _line(self, ticket: Ticket, trace: RequestTrace) -> TraceLine:
-        columns = [list(c) for c in zip(*trace.rows, strict=True)] or [[] for _ in range(10)]
+        columns = [list(c) for c in zip(*trace.rows, strict=True)] or [[] for _ in range(12)]
         return TraceLine(
             *self._names,
             ticket.number,
@@ -124,3 +139,85 @@ class Tracer:
             trace.steps,
             *columns,
         )
+
+
+class Decider(Protocol):
+    """What `Traced` needs of the link it watches."""
+
+    def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
+        """A ticket for a new request."""
+
+    def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
+        """K for every decode row."""
+
+    def record(self, step: StepOutcome) -> None:
+        """Take in a completed step."""
+
+    def finish(self, ticket: Ticket) -> None:
+        """The request has ended."""
+
+    def queue(self, waiting: int) -> None:
+        """How many requests wait."""
+
+
+class Traced:
+    """Any link with a trace around it: for engines without a controller, and for pinned requests, which no link sees.
+
+    It has no thread. Lines are written when the last running request has ended, which no step waits for, or when a
+    quarter of the tracer's buffer is full, at the cost of a millisecond in one step.
+    """
+
+    def __init__(self, link: Decider, tracer: Tracer) -> None:
+        self._link = link
+        self._tracer = tracer
+        self._admitted = 0
+        self._open = 0
+        self._steps = 0
+        self._unwritten = 0
+
+    def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
+        """The link's ticket, numbered here: pinned requests have no number of the link's."""
+        ticket = self._link.admit(domain, regime, batch)
+        self._admitted += 1
+        self._open += 1
+        ticket.number = self._admitted
+        ticket.trace = RequestTrace()
+        return ticket
+
+    def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
+        """The link's plan."""
+        planned = self._link.plan(tickets, batch)
+        for ticket, k in zip(tickets, planned, strict=True):
+            ticket.k = k
+        return planned
+
+    def record(self, step: StepOutcome) -> None:
+        """Trace the step and pass it on."""
+        self._link.record(step)
+        self._steps += 1
+        rows = len(step.rows)
+        for row in step.rows:
+            if row.ticket.trace is not None:
+                row.ticket.trace.add(
+                    self._steps,
+                    load_bucket(rows),
+                    row,
+                    step.seconds,
+                    ordered=False,
+                    batch=rows,
+                    prefill=step.prefill,
+                )
+
+    def finish(self, ticket: Ticket) -> None:
+        """Hand the request's line over."""
+        self._link.finish(ticket)
+        self._tracer.finish(ticket)
+        self._open -= 1
+        self._unwritten += 1
+        if not self._open or self._unwritten >= max(1, self._tracer.buffer // 4):
+            self._tracer.flush()
+            self._unwritten = 0
+
+    def queue(self, waiting: int) -> None:
+        """Pass it on."""
+        self._link.queue(waiting)
