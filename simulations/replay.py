@@ -14,7 +14,8 @@ token that the target added after a full acceptance. A walk at K' reads these: l
   undervalued. `checks` measures this on requests that really ran at K'.
 
 Prices are means of recorded seconds by (draft, batch, K), over steps without prompt tokens and without clamped rows,
-whose rows all had one draft and K; between recorded K they are interpolated. Intervals: bootstrap over prompts (else requests), 95%.
+whose rows all had one draft and K; between recorded K they are interpolated. Intervals: bootstrap over prompts (else
+requests), 95%.
 """
 
 from typing import NamedTuple

@@ -115,7 +115,7 @@ def engine(
     flags = {
         "redis_url": redis_url, "target": target, "drafts": draft, "pool": pool, "host": host, "port": port,
         "max_batch": max_batch, "max_len": max_len, "dtype": dtype, "threads": threads, "static_draft": static_draft,
-        "static_k": static_k, "trace_dir": trace, "offline": offline,
+        "static_k": static_k, "trace_dir": None if trace is None else str(trace), "offline": offline,
     }  # fmt: skip
     run(_settings(EngineSettings, config, flags))
 

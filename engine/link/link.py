@@ -139,7 +139,9 @@ class Link:
             number = self.counters.steps
             for row in step.rows:
                 if row.ticket.trace is not None:
-                    row.ticket.trace.add(number, load, row, step.seconds, ordered=ordered)
+                    row.ticket.trace.add(
+                        number, load, row, step.seconds, ordered=ordered, batch=rows, prefill=step.prefill
+                    )
 
     def finish(self, ticket: Ticket) -> None:
         """The request has ended or was aborted. Call it once, after its last step was recorded."""

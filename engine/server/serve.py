@@ -6,6 +6,7 @@ import platform
 import signal
 import socket
 import sys
+import uuid
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine.core.config import ModelError
 from engine.core.engine import Engine
 from engine.link import EngineDescription, Link, SettingsError, StaticLink
 from engine.link.messages import NO_DRAFT
+from engine.link.trace import Traced, Tracer
 from engine.models import FetchError, fetch_smollm2
 from engine.server.app import create_app
 from engine.server.host import Host
@@ -108,7 +110,12 @@ def build(settings: EngineSettings) -> Host:
     static = settings.static
     link = StaticLink(static.draft, static.k) if settings.offline else Link.connect(settings, description)
     _log.info("serving %s on %s with drafts %s", model, description.hardware, ", ".join(drafts))
-    return Host(engine, link, settings, model)
+    host = Host(engine, link, settings, model)
+    if settings.offline and settings.trace_dir is not None:
+        # Around the desk, so that pinned requests are traced too: without a controller they can mislead nobody.
+        tracer = Tracer(settings.trace_dir, settings.engine_id, uuid.uuid4().hex, settings.trace_buffer)
+        engine.link = Traced(host.desk, tracer)
+    return host
 
 
 class Server(uvicorn.Server):
