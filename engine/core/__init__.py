@@ -5,7 +5,7 @@ guess ahead, `speculation` and `sampling` hold the mathematics that keeps the ta
 """
 
 from engine.core.config import ModelConfig, ModelError
-from engine.core.engine import Engine, LinkLike
+from engine.core.engine import Engine
 from engine.core.request import Delta, FinishReason, Request, RequestError, SamplingParams
 from engine.core.tokenizer import ChatError, Detokenizer, Tokenizer
 
@@ -15,7 +15,6 @@ __all__ = [
     "Detokenizer",
     "Engine",
     "FinishReason",
-    "LinkLike",
     "ModelConfig",
     "ModelError",
     "Request",

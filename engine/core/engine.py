@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,31 +18,12 @@ from engine.core.request import Delta, Request, RequestError, SamplingParams
 from engine.core.runner import Emission, Runner, StepResult
 from engine.core.scheduler import Batch, Scheduler
 from engine.core.tokenizer import Tokenizer
-from engine.link import DraftInfo, RowOutcome, StaticLink, StepOutcome, Ticket
-from engine.link.messages import MAX_K, NO_DRAFT, Regime
+from engine.link import DraftInfo, LinkLike, RowOutcome, StaticLink, StepOutcome, Ticket
+from engine.link.messages import MAX_K, NO_DRAFT
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-
-
-class LinkLike(Protocol):
-    """What the engine needs of a link: `engine.link.Link`, `StaticLink`, or one of its kind."""
-
-    def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
-        """A ticket for a new request."""
-
-    def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
-        """K for every decode row."""
-
-    def record(self, step: StepOutcome) -> None:
-        """A step has been completed."""
-
-    def finish(self, ticket: Ticket) -> None:
-        """A request has ended."""
-
-    def queue(self, waiting: int) -> None:
-        """Requests waiting for a row."""
 
 
 class Engine:

@@ -7,12 +7,13 @@ from engine.link.link import Link
 from engine.link.messages import DraftInfo, EngineDescription, StaticChoice
 from engine.link.settings import LinkSettings, SettingsError, load
 from engine.link.static import StaticLink
-from engine.link.ticket import RowOutcome, StepOutcome, Ticket
+from engine.link.ticket import LinkLike, RowOutcome, StepOutcome, Ticket
 
 __all__ = [
     "DraftInfo",
     "EngineDescription",
     "Link",
+    "LinkLike",
     "LinkSettings",
     "RowOutcome",
     "SettingsError",

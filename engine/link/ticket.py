@@ -1,7 +1,7 @@
 """What the engine and the link hand each other: a ticket per request, an outcome per completed step."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.link.cells import AcceptanceCounts, AccountCounts, Segment
 from engine.link.messages import Origin, Regime, Variant, Version
@@ -119,3 +119,22 @@ class StepOutcome(NamedTuple):
     prefill: int = 0
     kv_tokens: int = 0
     drafted: Mapping[str, tuple[int, int]] = {}
+
+
+class LinkLike(Protocol):
+    """What an engine needs of a link: `engine.link.Link`, `StaticLink`, or one that wraps them."""
+
+    def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
+        """A ticket for a new request."""
+
+    def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
+        """K for every decode row."""
+
+    def record(self, step: StepOutcome) -> None:
+        """A step has been completed."""
+
+    def finish(self, ticket: Ticket) -> None:
+        """A request has ended."""
+
+    def queue(self, waiting: int) -> None:
+        """Requests waiting for a row."""

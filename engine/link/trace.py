@@ -4,12 +4,12 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 
 from engine.link.messages import Message, Regime, Version, load_bucket
-from engine.link.ticket import RowOutcome, StepOutcome, Ticket
+from engine.link.ticket import LinkLike, RowOutcome, StepOutcome, Ticket
 
 _log = logging.getLogger(__name__)
 MAX_TRACED_STEPS = 8192
@@ -141,25 +141,6 @@ class Tracer:
         )
 
 
-class Decider(Protocol):
-    """What `Traced` needs of the link it watches."""
-
-    def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
-        """A ticket for a new request."""
-
-    def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
-        """K for every decode row."""
-
-    def record(self, step: StepOutcome) -> None:
-        """Take in a completed step."""
-
-    def finish(self, ticket: Ticket) -> None:
-        """The request has ended."""
-
-    def queue(self, waiting: int) -> None:
-        """How many requests wait."""
-
-
 class Traced:
     """Any link with a trace around it: for engines without a controller, and for pinned requests, which no link sees.
 
@@ -167,7 +148,7 @@ class Traced:
     quarter of the tracer's buffer is full, at the cost of a millisecond in one step.
     """
 
-    def __init__(self, link: Decider, tracer: Tracer) -> None:
+    def __init__(self, link: LinkLike, tracer: Tracer) -> None:
         self._link = link
         self._tracer = tracer
         self._admitted = 0

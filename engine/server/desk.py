@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.link import StepOutcome, Ticket
+from engine.link import LinkLike, StepOutcome, Ticket
 from engine.link.messages import NO_DRAFT, Regime
 from engine.server.metrics import Meter
 from engine.server.schema import Facts
@@ -25,23 +25,8 @@ class Pin(NamedTuple):
     k: int
 
 
-class ClosableLink(Protocol):
+class ClosableLink(LinkLike, Protocol):
     """What the desk needs of a link; `Link` and `StaticLink` both are one."""
-
-    def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
-        """A ticket for a new request."""
-
-    def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
-        """K for every decode row."""
-
-    def record(self, step: StepOutcome) -> None:
-        """Take in a completed step."""
-
-    def finish(self, ticket: Ticket) -> None:
-        """The request has ended."""
-
-    def queue(self, waiting: int) -> None:
-        """How many requests wait."""
 
     def close(self) -> None:
         """Stop."""
