@@ -18,7 +18,8 @@ help:
 $(VENV)/.installed: requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
-	$(BIN)/pip install --quiet --require-hashes -r requirements/lock.txt
+	@# The lock is whole, so nothing is resolved here; accelerate asks for torch, which the lock leaves to the line after it.
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/lock.txt
 	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS) $(TORCH)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
