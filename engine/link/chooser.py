@@ -8,11 +8,25 @@ import random
 from collections.abc import Callable, Sequence
 
 from engine.link.adapt import Evidence, decide
-from engine.link.messages import NO_DRAFT, EngineDescription, Origin, Policy, Regime, StaticChoice, Version, load_bucket
+from engine.link.messages import (
+    NO_DRAFT,
+    EngineDescription,
+    Origin,
+    Policy,
+    ProbePlan,
+    Regime,
+    StaticChoice,
+    Version,
+    load_bucket,
+)
 from engine.link.table import Cell, Table
 from engine.link.ticket import StepOutcome, Ticket
 
 _ACTING = frozenset(("on", "canary", "shadow+probe"))
+# Plain probes of an engine without a policy: 8 steps after 128, 256, ... and then every 2,048, so 0.4% of the steps.
+_OWN_PROBE_STEPS = 8
+_OWN_PROBE_FIRST = 128
+_OWN_PROBE_LAST = 2048
 
 
 class _InForce:
@@ -31,7 +45,8 @@ class Chooser:
     """Draws drafts and K by the policy in force, or the operator's static choice where there is none.
 
     `clock` gives monotonic seconds, `rng` the draws; `nonadaptive` overrides the policy's share of requests whose K
-    never follows their own evidence. `use` may be called from another thread; the rest belongs to the decode thread.
+    never follows their own evidence. `guarded`: a breaker watches, so that the static choice is probed too where no
+    policy orders probes. `use` may be called from another thread; the rest belongs to the decode thread.
     """
 
     def __init__(
@@ -41,6 +56,7 @@ class Chooser:
         clock: Callable[[], float],
         rng: random.Random,
         nonadaptive: float | None = None,
+        guarded: bool = False,
     ) -> None:
         self._drafts = {d.name: d.max_k for d in describe.drafts}
         self._k_values = describe.k_values
@@ -48,6 +64,8 @@ class Chooser:
         self._clock = clock
         self._rng = rng
         self._nonadaptive = nonadaptive
+        self._guarded = guarded
+        self._own_probe = ProbePlan(_OWN_PROBE_FIRST, _OWN_PROBE_STEPS)
         self._in_force: _InForce | None = None
         self._seen: tuple[object, ...] = ()
         self._stamp = 0
@@ -136,13 +154,15 @@ class Chooser:
         """K of every decode row for the next step; call it once a step."""
         force = self._active()
         if force is not None and force.acting and tickets:
-            if self._probe_now(force.table.policy):
+            if self._probe_now(force.table.policy.probe):
                 return [0] * len(tickets)
             self._window_left -= 1
             if self._window_left <= 0:
                 self._u = self._rng.random()
                 self._window_left = force.table.policy.window
                 self._stamp += 1
+        elif force is None and self._probe_static(tickets):
+            return [0] * len(tickets)
         load = load_bucket(max(1, batch))
         state = (force, load, self._exploit)
         if state != self._seen:
@@ -220,19 +240,30 @@ class Chooser:
         self._exploit = now >= force.stale or self._spent_out
         return force
 
-    def _probe_now(self, policy: Policy) -> bool:
+    def _probe_static(self, tickets: Sequence[Ticket]) -> bool:
+        """The same without a policy: a static K that loses must be found out even where no controller is."""
+        if not self._guarded or not self._own_static.k or not tickets:
+            self._probe_left = 0
+            return False
+        began = self._probe_left == 0
+        probing = self._probe_now(self._own_probe)
+        if probing and began:
+            self._own_probe = ProbePlan(min(2 * self._own_probe.every, _OWN_PROBE_LAST), _OWN_PROBE_STEPS)
+        return probing
+
+    def _probe_now(self, probe: ProbePlan) -> bool:
         """Whether the next step is one of a plain probe."""
         if self._probe_left:
             self._probe_left -= 1
             if self._probe_left:
                 return True
-        if not policy.probe.every or not policy.probe.steps:
+        if not probe.every or not probe.steps:
             return False
         self._since_probe += 1
-        if self._since_probe <= policy.probe.every:
+        if self._since_probe <= probe.every:
             return False
         self._since_probe = 0
-        self._probe_left = policy.probe.steps
+        self._probe_left = probe.steps
         return True
 
     def _static(self, force: _InForce | None) -> StaticChoice:

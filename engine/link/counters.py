@@ -33,6 +33,10 @@ _LABEL = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,64}")
 _CURVE_ORIGINS = frozenset(("policy", "probe"))
 
 
+class ImpossibleStepError(ValueError):
+    """A step whose numbers contradict each other: it says nothing, and nothing of it is counted."""
+
+
 class Snapshot(Message, frozen=True):
     """Cells as absolute values. `generation`: pass it as `since` once this snapshot has been delivered."""
 
@@ -93,7 +97,7 @@ class Counters:
     def record(self, step: StepOutcome, *, probing: bool = False) -> None:
         """Count one completed step; `probing` says that its batch was told to run without speculation.
 
-        Raises `ValueError` for impossible numbers; nothing of such a step is counted.
+        Raises `ImpossibleStepError`; nothing of such a step is counted.
         """
         _check(step)
         self._enter((step, probing))
@@ -232,14 +236,14 @@ class Counters:
 
 def _check(step: StepOutcome) -> None:
     if not 0.0 <= step.seconds <= MAX_STEP_SECONDS:
-        raise ValueError(f"step took {step.seconds} seconds; allowed are 0 to {MAX_STEP_SECONDS:.0f}")
+        raise ImpossibleStepError(f"step took {step.seconds} seconds; allowed are 0 to {MAX_STEP_SECONDS:.0f}")
     if min(step.verified, step.prefill, step.kv_tokens) < 0:
-        raise ValueError(
+        raise ImpossibleStepError(
             f"step has verified={step.verified} prefill={step.prefill} kv_tokens={step.kv_tokens}; needed: 0 or more"
         )
     for ticket, drafted, accepted, seen, emitted, _ in step.rows:
         if not 0 <= accepted <= seen <= drafted <= MAX_K or seen - accepted > 1 or not 0 <= emitted <= accepted + 1:
-            raise ValueError(
+            raise ImpossibleStepError(
                 f"row of {ticket!r} has drafted={drafted} accepted={accepted} seen={seen} emitted={emitted}; needed: "
                 f"accepted <= seen <= accepted + 1, seen <= drafted <= {MAX_K}, emitted <= accepted + 1"
             )

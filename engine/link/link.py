@@ -10,7 +10,7 @@ import msgspec
 
 from engine.link.breaker import Breaker
 from engine.link.chooser import Chooser
-from engine.link.counters import Counters
+from engine.link.counters import Counters, ImpossibleStepError
 from engine.link.follower import Follower, Judge
 from engine.link.messages import NO_DRAFT, EngineDescription, Regime, load_bucket, prefill_bucket
 from engine.link.reporter import Live, Reporter
@@ -30,7 +30,8 @@ class Link:
     """Reports an engine to its pool and lets it obey the pool's policy. All calls but `status` and `close` belong to
     one thread, the decode loop; none of them does I/O, waits for a lock, or raises.
 
-    The first internal error is logged and counted in `lost`; from then on the link behaves like a `StaticLink`.
+    A step with impossible numbers is left out, counted in `lost` and logged. The first internal error is logged and
+    counted there too; from then on the link behaves like a `StaticLink`.
     `Link.connect` starts it; the constructor alone starts no thread and is what tests drive step by step.
     """
 
@@ -43,7 +44,9 @@ class Link:
         self._settings = settings
         self._fallback = StaticLink(settings.static.draft, settings.static.k)
         self._rng = random.Random(settings.seed)
-        self._chooser = Chooser(describe, clock=time.monotonic, rng=self._rng, nonadaptive=settings.nonadaptive)
+        self._chooser = Chooser(
+            describe, clock=time.monotonic, rng=self._rng, nonadaptive=settings.nonadaptive, guarded=settings.breaker
+        )
         self._breaker = Breaker() if settings.breaker else None
         self._tracer = None
         if settings.trace_dir is not None:
@@ -55,6 +58,7 @@ class Link:
         self._running = 0
         self._waiting = 0
         self._lost = 0
+        self._refused = 0
         self._ordered = 0
         self._broken: str | None = None
 
@@ -118,6 +122,8 @@ class Link:
             return
         try:
             self._record(step)
+        except ImpossibleStepError as error:
+            self._refuse(error)
         except Exception as error:
             self._fail("record", error)
 
@@ -183,6 +189,7 @@ class Link:
             "steps": self.counters.steps,
             "running": self._running,
             "lost": self._lost + self.counters.lost,
+            "refused": self._refused,
             "trace_dropped": 0 if self._tracer is None else self._tracer.dropped,
         }
 
@@ -194,6 +201,12 @@ class Link:
             self._waiting,
             self._lost + self.counters.lost,
         )
+
+    def _refuse(self, error: ImpossibleStepError) -> None:
+        self._lost += 1
+        self._refused += 1
+        if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...: an engine that always errs is heard
+            _log.warning("link: step left out (%d so far): %s", self._refused, error)
 
     def _fail(self, where: str, error: Exception) -> None:
         self._lost += 1

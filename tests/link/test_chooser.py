@@ -197,6 +197,18 @@ def test_a_plain_probe_holds_the_whole_batch_at_zero_for_m_steps(chooser: Choose
     assert probing == [k == 0 for k in planned]
 
 
+def test_a_guarded_static_choice_is_probed_too_ever_more_rarely(describe: EngineDescription, clock: Clock) -> None:
+    chooser = Chooser(describe, clock=clock, rng=random.Random(7), guarded=True)
+    (ticket,) = admit(chooser, 1)
+    planned = [chooser.plan([ticket], 1)[0] for _ in range(6000)]
+    starts = [i for i, (before, now) in enumerate(pairwise([4, *planned])) if (before, now) == (4, 0)]
+    # 128 steps, 8 of probe, 256, 8, 512, 8, 1024, 8, 2048, 8, and so on with 2048.
+    assert starts == [128, 392, 912, 1944, 4000]
+    assert planned.count(0) == 8 * 5
+    plain = Chooser(describe, clock=clock, rng=random.Random(7))
+    assert {plain.plan(admit(plain, 1), 1)[0] for _ in range(3000)} == {4}
+
+
 @pytest.mark.parametrize("mode", ["off", "shadow"])
 def test_off_and_shadow_change_nothing(chooser: Chooser, make_policy: MakePolicy, mode: str) -> None:
     policy = make_policy({("code", 1): {"model": (1.0, [(1, 1.0)])}}, mode=mode, probe=ProbePlan(2, 2), share=1.0)

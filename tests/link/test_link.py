@@ -194,11 +194,21 @@ def test_an_internal_fault_leaves_decoding_with_the_static_choice(
     assert sum("internal error" in r.message for r in caplog.records) == 1
 
 
-def test_impossible_outcomes_of_an_engine_are_such_a_fault(link: Link) -> None:
+def test_an_impossible_step_is_left_out_and_the_link_goes_on(
+    link: Link, make_policy: MakePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    link._chooser.use(make_policy({("code", 1): {"ngram": (1.0, [(2, 1.0)])}}), 1_700_000_000.0)
     ticket = link.admit("code", "greedy", 1)
-    link.record(StepOutcome(0.05, [RowOutcome(ticket, 2, 3, 3, 4)], 3))
-    assert "accepted=3" in str(link.status()["why"])
-    assert link.plan([ticket], 1) == [4]
+    for _ in range(5):
+        link.record(StepOutcome(0.05, [RowOutcome(ticket, 2, 3, 3, 4)], 3))
+    assert link.plan([ticket], 1) == [2]  # the policy's K, not the static one
+    link.record(StepOutcome(0.05, [RowOutcome(ticket, 2, 2, 2, 3)], 3, drafted={"ngram": (2, 2)}))
+    status = link.status()
+    assert (status["refused"], status["lost"], status["steps"]) == (5, 5, 1)
+    assert "internal error" not in str(status["why"])
+    warnings = [r.message for r in caplog.records if "step left out" in r.message]
+    assert [w.split("(")[1].split()[0] for w in warnings] == ["1", "2", "4"]
+    assert "accepted=3" in warnings[0]
 
 
 def test_a_description_that_nobody_can_read_fails_at_the_start(describe: EngineDescription) -> None:
