@@ -12,6 +12,7 @@ import msgspec
 
 from controller.cells import Cell, CellError, Key, add, cells_of, key, subtract
 from controller.learner.evidence import Delta
+from controller.likeness import disagreement
 from engine.link.messages import (
     OTHER,
     AcceptanceCell,
@@ -62,8 +63,20 @@ class Incarnation(msgspec.Struct):
     final: bool = False
 
 
+class Stranger(msgspec.Struct):
+    """An engine whose frames are refused because it serves another target than the pool. `seen`: its newest frame."""
+
+    incarnation: str
+    describe: EngineDescription
+    seen: float
+
+
 class Counts(msgspec.Struct):
-    """What happened to frames and cells so far. `missed`: sequence numbers that never arrived in order."""
+    """What happened to frames and cells so far. `missed`: sequence numbers that never arrived in order.
+
+    `merged_cells`, `dropped_cells`: changes of cells (one cell in one frame) that came under domain `other` beyond the
+    cap on domains, or were left out because their draft is beyond the cap on drafts.
+    """
 
     learned: int = 0
     ignored: int = 0
@@ -101,16 +114,21 @@ class _State(msgspec.Struct):
     drafts: list[str]
     counts: Counts
     totals: tuple[list[AcceptanceCell], list[AccountCell]]
+    strangers: dict[str, Stranger] = {}
 
 
 class Ledger:
-    """All incarnations of one pool. `totals`: the sum of everything given out, by cell, after the domain cap."""
+    """All incarnations of one pool. `totals`: the sum of everything given out, by cell, after the domain cap.
+
+    `strangers`: engines with another target that report to this pool, by name.
+    """
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.target = ""
         self.counts = Counts()
         self.incarnations: dict[str, Incarnation] = {}
+        self.strangers: dict[str, Stranger] = {}
         self.totals: dict[Key, AcceptanceCell | AccountCell] = {}
         self._cells: dict[str, dict[Key, Cell]] = {}  # by incarnation: the last value of each of its cells
         self._tombstones: dict[str, tuple[float, int]] = {}  # let go: when it ended, its last seq
@@ -118,17 +136,28 @@ class Ledger:
         self._drafts: dict[str, None] = {}
 
     def take(self, frame: Frame, arrived: float) -> Taken:
-        """Take one frame that arrived at wall clock `arrived` (s). A rejected frame changes nothing but a count."""
+        """Take one frame that arrived at wall clock `arrived` (s). A rejected frame changes no evidence, only a count."""
         taken = self._take(frame, arrived)
         setattr(self.counts, taken.verdict, getattr(self.counts, taken.verdict) + 1)
+        stranger = self.strangers.get(frame.engine)
+        if stranger is not None and (taken.verdict == "learned" or frame.final):
+            del self.strangers[frame.engine]
+        elif stranger is not None and stranger.incarnation == frame.incarnation:
+            stranger.seen = max(stranger.seen, arrived)
         return taken
 
     def live(self) -> Iterator[Incarnation]:
         """Incarnations that have not ended."""
         return (i for i in self.incarnations.values() if i.ended is None)
 
+    def disagreement(self) -> str | None:
+        """Which engines are not like the pool's first live one, and how; None while all are alike."""
+        live = [(i.engine, i.describe) for i in self.live()]
+        return disagreement([*live, *((name, stranger.describe) for name, stranger in self.strangers.items())])
+
     def sweep(self, now: float) -> None:
         """End incarnations that have been silent; let go of old ones and, beyond the limits, of replaced ones."""
+        self.strangers = {n: s for n, s in self.strangers.items() if now - s.seen <= self.limits.silent}
         newest = {i.engine: i.id for i in self.incarnations.values()}  # in order of arrival: the last one stands
         for incarnation in self.live():
             if now - incarnation.seen > self.limits.silent:
@@ -149,7 +178,7 @@ class Ledger:
 
     def _take(self, frame: Frame, arrived: float) -> Taken:
         incarnation = self.incarnations.get(frame.incarnation)
-        refusal = self._refuse(frame, incarnation)
+        refusal = self._refuse(frame, incarnation, arrived)
         if refusal is not None:
             return refusal
         new = incarnation is None
@@ -176,13 +205,15 @@ class Ledger:
         # A frame is made when it is sent, and engines' wall clocks differ: its arrival is the better date.
         return Taken("learned", "", self._delta(frame.engine, arrived - interval / 2, changes))
 
-    def _refuse(self, frame: Frame, known: Incarnation | None) -> Taken | None:
+    def _refuse(self, frame: Frame, known: Incarnation | None, arrived: float) -> Taken | None:
         """Why this frame does not count, or None when it may."""
         refusal = self._refuse_new(frame) if known is None else _refuse_next(frame, known)
         describe = frame.describe or (known.describe if known is not None else None)
         if refusal is not None or describe is None or describe.target == self.target:
             return refusal
         if any(other.engine != frame.engine for other in self.live()):
+            if frame.engine in self.strangers or len(self.strangers) < self.limits.engines:
+                self.strangers[frame.engine] = Stranger(frame.incarnation, describe, arrived)
             return Taken("rejected", f"engine serves target {describe.target!r}, the pool serves {self.target!r}")
         return None  # alone in the pool: the pool serves its target from now on
 
@@ -298,6 +329,7 @@ class Ledger:
             drafts=list(self._drafts),
             counts=self.counts,
             totals=(totals.acceptance, totals.account),
+            strangers=self.strangers,
         )
         return msgspec.msgpack.encode(state)
 
@@ -312,6 +344,7 @@ class Ledger:
             raise ValueError(f"the saved ledger has schema {state.schema}; this version reads {SCHEMA}")
         ledger = cls(limits)
         ledger.target, ledger.counts, ledger._tombstones = state.target, state.counts, state.tombstones
+        ledger.strangers = state.strangers
         for incarnation, kinds in state.incarnations:
             ledger.incarnations[incarnation.id] = incarnation
             cells: tuple[Cell, ...] = (*kinds.acceptance, *kinds.moments, *kinds.cost, *kinds.account)

@@ -32,7 +32,7 @@ STALE_SECONDS = 15.0
 
 
 class PoolLoop:
-    """Serves one pool until `stop`. `role`, `problem` and `view` are for the API to read at any time."""
+    """Serves one pool until `stop`. `role`, `problem`, `complaint` and `view` are for the API to read at any time."""
 
     def __init__(
         self, store: PoolStore, settings: ControllerSettings, *, clock: Callable[[], float] = time.time
@@ -57,6 +57,12 @@ class PoolLoop:
         """What the last commit showed; None where another replica leads, or before the first commit."""
         return self.tuner.view if self.tuner is not None and self.role != "standby" else None
 
+    @property
+    def complaint(self) -> str | None:
+        """What is wrong, in a sentence: why the pool is not served right now, else which of its engines are unlike."""
+        view = self.view
+        return self.problem or (view.disagreement if view is not None else None)
+
     def stale(self) -> bool:
         """Whether what can be seen is old: no frame for a while, or the policy has run out."""
         view, now = self.view, self._clock()
@@ -80,7 +86,7 @@ class PoolLoop:
             return f"catching up: reading frames of {view.frames.lag_seconds:.0f} s ago"
         if self.stale():
             return f"stale: the last frame came {self._clock() - view.last_frame:.0f} s ago"
-        return "up to date"
+        return view.disagreement or "up to date"
 
     def stop(self) -> None:
         """Ask the loop to write a last checkpoint, release the lease and end."""

@@ -40,14 +40,17 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One sample per pool and label set."""
         role = GaugeMetricFamily("akc_pool_leading", "1 where this replica leads the pool", labels=["pool"])
-        problem = GaugeMetricFamily("akc_pool_problem", "1 where the pool cannot be served right now", labels=["pool"])
+        problem = GaugeMetricFamily(
+            "akc_pool_problem", "1 where something is wrong; the API says what", labels=["pool"]
+        )
         for name, loop in self._supervisor.pools.items():
             role.add_metric([name], float(loop.role == "leading"))
-            problem.add_metric([name], float(loop.problem is not None))
+            problem.add_metric([name], float(loop.complaint is not None))
         views = [loop.view for loop in self._supervisor.pools.values() if loop.view is not None]
         yield role
         yield problem
         yield from _frames(views)
+        yield from _evidence(views)
         yield from _policies(views)
         yield from _traffic(views)
         yield _acceptance(views)
@@ -70,6 +73,28 @@ def _frames(views: list[PoolView]) -> Iterator[Metric]:
         engines.add_metric([view.pool], len(live))
         running.add_metric([view.pool], sum(engine.running for engine in live))
     yield from (frames, missed, dead, lag, engines, running)
+
+
+def _evidence(views: list[PoolView]) -> Iterator[Metric]:
+    merged = CounterMetricFamily(
+        "akc_cells_merged", "Changes of cells counted under domain other, beyond the cap on domains", labels=["pool"]
+    )
+    dropped = CounterMetricFamily(
+        "akc_cells_dropped", "Changes of cells left out, beyond the cap on drafts", labels=["pool"]
+    )
+    rejected = CounterMetricFamily(
+        "akc_cells_rejected", "Changes of cells that contradict themselves, by kind", labels=["pool", "kind"]
+    )
+    rebased = CounterMetricFamily(
+        "akc_incarnations_rebased", "Back after their cells had been let go, counted from then on", labels=["pool"]
+    )
+    for view in views:
+        merged.add_metric([view.pool], view.evidence.merged)
+        dropped.add_metric([view.pool], view.evidence.dropped)
+        for kind, count in sorted(view.evidence.rejected.items()):
+            rejected.add_metric([view.pool, kind], count)
+        rebased.add_metric([view.pool], view.evidence.rebased)
+    yield from (merged, dropped, rejected, rebased)
 
 
 def _policies(views: list[PoolView]) -> Iterator[Metric]:

@@ -1,6 +1,7 @@
 """Draws the view of a pool: from what the ledger, the learner and the last decision hold to records for people."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from controller import view
@@ -25,6 +26,7 @@ class Subject(NamedTuple):
     spec: PoolSpec | None
     decision: Decision | None
     estimates: Estimates | None
+    rejected: Mapping[str, int]
     lag: float
     last_frame: float | None
     decisions: int
@@ -53,7 +55,9 @@ def portray(
         frames=view.Frames(
             counts.learned, counts.ignored, counts.deferred, counts.rejected, counts.missed, lag_seconds=subject.lag
         ),
+        evidence=view.Evidence(counts.merged_cells, counts.dropped_cells, counts.rebased, dict(subject.rejected)),
         traffic=pool_traffic(subject.recent, cells, known),
+        disagreement=ledger.disagreement(),
         engines=[_engine(incarnation) for incarnation in ledger.incarnations.values()],
         domains=_domains(subject, cells, known),
         decisions=subject.decisions,

@@ -124,6 +124,7 @@ class Tuner:
         self._notes: list[str] = []  # not yet committed
         self.unread = False  # the checkpoint it was restored from could not be read
         self._switches: list[Switch] = []  # not yet committed
+        self._unlike: str | None = None  # what the log was told last
         self._decisions = 0
         self._switched = 0
         self._lag = 0.0
@@ -214,7 +215,9 @@ class Tuner:
         if spec is None or (spec == self._spec and not anew):
             return
         if self._learner is None or anew:
+            rejected = {} if self._learner is None else self._learner.rejected
             self._learner = Learner(self._config, spec)
+            self._learner.rejected.update(rejected)  # a count of the pool's life, not of what was learned
         else:
             self._learner = Learner.load(self._learner.dump(), self._config, spec)
         if anew:
@@ -230,6 +233,7 @@ class Tuner:
         self.ledger.sweep(now)
         self._recent.trim(now)
         policy = self._policy(version, now)
+        self._warn()
         record = None
         if self._switches or self._notes:
             note = "; ".join(self._notes) or None
@@ -247,6 +251,13 @@ class Tuner:
             self._records.appendleft(msgspec.json.decode(decided.audit, type=DecisionRecord))
             self._notes.clear()
             self._switches.clear()
+
+    def _warn(self) -> None:
+        """Log once that engines are unlike, and once that they are alike again."""
+        unlike = self.ledger.disagreement()
+        if unlike != self._unlike:
+            log.warning("pool %s: %s", self.pool, unlike or "its engines are alike again")
+            self._unlike = unlike
 
     def dump(self) -> bytes:
         """Everything that a restart needs."""
@@ -310,6 +321,7 @@ class Tuner:
             spec=self._spec,
             decision=self._decision,
             estimates=estimates,
+            rejected={} if self._learner is None else self._learner.rejected,
             lag=self._lag,
             last_frame=self._last_frame,
             decisions=self._decisions,

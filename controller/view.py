@@ -55,6 +55,25 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What did not count as it was reported, over the pool's whole life. A change is one cell's in one frame."""
+
+    merged: Annotated[int, Field(description="changes counted under domain `other`: more domains than are kept apart")]
+    dropped: Annotated[int, Field(description="changes left out: their draft is beyond the cap on drafts")]
+    rebased: Annotated[
+        int, Field(description="incarnations back after their cells had been let go; counted from their return on")
+    ]
+    rejected: Annotated[
+        dict[str, int],
+        Field(
+            description="changes not learned from because they contradict themselves, by kind of cell; empty before "
+            "any engine has described itself",
+            examples=[{"acceptance": 0, "moments": 0, "cost": 2, "account": 0}],
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What was served within the last `window_seconds`, from the engines' accounts. Every ratio is one of sums.
 
@@ -169,7 +188,7 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A pool as of `time`, when its last commit was written."""
+    """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how."""
 
     pool: str
     time: UnixSeconds
@@ -182,7 +201,9 @@ class PoolView:
     policy: bytes | None
     last_frame: UnixSeconds | None
     frames: Frames
+    evidence: Evidence
     traffic: PoolTraffic
+    disagreement: str | None
     engines: list[Engine]
     domains: list[Domain]
     decisions: int

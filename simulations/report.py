@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simulations.comparison import Comparison, PolicyRow, Spread
+from simulations.rivals import TOLD
 
 _SHOWN = (300, 1000, 3000)
 _STYLE = {"ours": "bold green", "rival": "", "yardstick": "dim"}
@@ -32,7 +33,7 @@ def policies(comparison: Comparison) -> Table:
     for row in comparison.rows:
         at_1000, lost = row.shares[1000], row.regret[1000]
         table.add_row(
-            row.policy + (" *" if row.kind == "yardstick" else ""),
+            row.policy + (" *" if row.kind == "yardstick" else " +" if row.policy in TOLD else ""),
             f"{row.speedup.median:.3f}",
             *(_median(row.shares[mark]) for mark in _SHOWN),
             "-" if at_1000 is None else f"{at_1000.worst:.3f}",
@@ -45,7 +46,8 @@ def policies(comparison: Comparison) -> Table:
         "speedup: over plain decoding; 300, 1000, 3000: share of the clairvoyant's goodput over the first so many "
         "steps of every domain; "
         "worst: seed at 1000; regret: seconds lost at 1000; window: worst 500 steps over plain decoding, any seed; "
-        "switches per 1,000 steps after the first fifth; * yardstick, not a rival"
+        "switches per 1,000 steps after the first fifth; * yardstick, not a rival; "
+        "+ a rival that does not learn but was told this scenario's averages beforehand"
     )
     table.caption_justify = "left"
     return table

@@ -1,6 +1,8 @@
 """Many runs: policies x seeds x scenarios, in this process or wherever joblib's backend reaches."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from simulations.clairvoyant import Clairvoyant
@@ -10,12 +12,13 @@ from simulations.ours import ours
 from simulations.play import play
 from simulations.policy import Maker, PoolFacts
 from simulations.result import Summary, summarise
-from simulations.rivals import ONE_WAY, RIVALS, every_fixed, on_every_draft
+from simulations.rivals import MEASURED, ONE_WAY, RIVALS, every_fixed, on_every_draft, vllm_measured
 from simulations.scenario import Scenario
 from simulations.timeline import Timeline
 
 Told = Callable[[str, int], None]
 OURS = "ours"
+BACKENDS = ("loky", "dask", "multiprocessing", "threading")
 
 
 class SweepError(ValueError):
@@ -30,21 +33,22 @@ class Job(NamedTuple):
     policies: tuple[str, ...]
 
 
-def makers(pool: PoolFacts) -> dict[str, Maker]:
+def makers(timeline: Timeline) -> dict[str, Maker]:
     """Every policy by name: ours, the rivals, every fixed arm, every one-draft method on every draft."""
-    return {OURS: ours, **RIVALS, **every_fixed(pool), **on_every_draft(pool)}
+    pool = timeline.facts
+    return {OURS: ours, **RIVALS, MEASURED: vllm_measured(timeline), **every_fixed(pool), **on_every_draft(pool)}
 
 
 def chosen(wanted: Sequence[str], pool: PoolFacts) -> list[str]:
     """Names of the policies to play, ours first. Groups: `all` (every rival and every fixed arm), `rivals`, `fixed`,
     `drafts` (every one-draft method on every draft), `none`. Raises `SweepError` for a name that is unknown."""
-    fixed, drafts = list(every_fixed(pool)), list(on_every_draft(pool))
-    groups = {"all": [*RIVALS, *fixed], "rivals": list(RIVALS), "fixed": fixed, "drafts": drafts, "none": []}
-    known = makers(pool)
+    rivals, fixed, drafts = [*RIVALS, MEASURED], list(every_fixed(pool)), list(on_every_draft(pool))
+    groups = {"all": [*rivals, *fixed], "rivals": rivals, "fixed": fixed, "drafts": drafts, "none": []}
+    known = {OURS, *rivals, *fixed, *drafts}
     names: dict[str, None] = {OURS: None}
     for name in wanted:
         if name not in groups and name not in known:
-            raise SweepError(f"rival {name!r} is unknown; allowed: {', '.join((*groups, *RIVALS))}, fixed:DRAFT:K")
+            raise SweepError(f"rival {name!r} is unknown; allowed: {', '.join((*groups, *rivals))}, fixed:DRAFT:K")
         names.update(dict.fromkeys(groups.get(name, [name])))
     return list(names)
 
@@ -62,7 +66,7 @@ def run(job: Job, told: Told | None = None) -> list[Summary]:
     """Play every policy of a job."""
     timeline = Timeline(job.scenario)
     clairvoyant = Clairvoyant(timeline)
-    known = makers(timeline.facts)
+    known = makers(timeline)
     summaries = []
     for name in job.policies:
         summaries.append(summarise(timeline, play(timeline, known[name], job.seed, clairvoyant), name, job.seed))
@@ -108,10 +112,12 @@ def _parallel(work: list[Job], jobs: int, backend: str, told: Told | None) -> li
         import joblib  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         raise SweepError("several jobs need the package joblib: pip install joblib") from None
-    if backend == "dask":
-        _dask()
+    if backend not in BACKENDS:
+        raise SweepError(f"backend {backend!r} is unknown; allowed: {', '.join(BACKENDS)}")
     results = []
-    with joblib.parallel_config(backend=backend, n_jobs=jobs):
+    # A cluster's size is its own: there all workers take part, whatever --jobs says.
+    everyone = -1 if backend == "dask" else jobs
+    with _client(backend, jobs), joblib.parallel_config(backend=backend, n_jobs=everyone):
         for result in joblib.Parallel(return_as="generator")(joblib.delayed(run)(job) for job in work):
             results.append(result)
             if told is not None:
@@ -119,13 +125,34 @@ def _parallel(work: list[Job], jobs: int, backend: str, told: Told | None) -> li
     return results
 
 
-def _dask() -> None:
-    """A client: the one that is there, else one of DASK_SCHEDULER_ADDRESS, else of a cluster on this machine."""
+@contextmanager
+def _client(backend: str, jobs: int) -> Iterator[None]:
+    """For `dask` a client: the one that is there, else one of DASK_SCHEDULER_ADDRESS, else of a cluster on this machine
+    with a worker process a job. What was opened here is closed at the end; other backends need none."""
+    if backend != "dask":
+        yield
+        return
     try:
+        import dask  # type: ignore[import-not-found]
         from distributed import Client, get_client  # type: ignore[import-not-found]
-    except ModuleNotFoundError:
-        raise SweepError("--backend dask needs the package distributed: pip install 'dask[distributed]'") from None
+    except ModuleNotFoundError as error:
+        message = f"--backend dask needs the package {error.name}: pip install 'dask[distributed]'"
+        raise SweepError(message) from None
     try:
         get_client()
     except ValueError:
-        Client()
+        pass
+    else:
+        yield
+        return
+    address = dask.config.get("scheduler-address", None)
+    try:
+        if address is not None:
+            client = Client(address)
+        else:
+            workers = jobs if jobs > 0 else os.cpu_count()
+            client = Client(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    except OSError as error:
+        raise SweepError(f"--backend dask: no scheduler answers at {address or 'this machine'}: {error}") from None
+    with client:
+        yield

@@ -7,14 +7,14 @@ from fastapi import APIRouter
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
 from controller.loop import PoolLoop
-from controller.view import Frames, PolicyVersion, PoolTraffic, UnixSeconds
+from controller.view import Evidence, Frames, PolicyVersion, PoolTraffic, UnixSeconds
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
 
 @dataclass(frozen=True, slots=True)
 class PoolName:
-    """One pool and the part this replica plays in it."""
+    """One pool and the part this replica plays in it. `problem`: what is wrong, or null."""
 
     pool: str
     role: str
@@ -25,6 +25,7 @@ class PoolName:
 class PoolSummary:
     """One pool at a glance. All but the first fields are null where another replica leads, or before the first frame.
 
+    `problem`: why the pool is not served right now, or which of its engines are not like the first, and how.
     `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read.
     """
 
@@ -43,6 +44,7 @@ class PoolSummary:
     waiting: int | None = None
     last_frame: UnixSeconds | None = None
     frames: Frames | None = None
+    evidence: Evidence | None = None
     traffic: PoolTraffic | None = None
     policy_version: PolicyVersion | None = None
     policy_expires: UnixSeconds | None = None
@@ -54,12 +56,12 @@ def summary(loop: PoolLoop) -> PoolSummary:
     """The summary of the pool that `loop` serves."""
     view = loop.view
     if view is None:
-        return PoolSummary(loop.store.pool, loop.role, loop.problem, stale=True, catching_up=loop.catching_up)
+        return PoolSummary(loop.store.pool, loop.role, loop.complaint, stale=True, catching_up=loop.catching_up)
     live = [engine for engine in view.engines if engine.ended is None]
     return PoolSummary(
         pool=view.pool,
         role=loop.role,
-        problem=loop.problem,
+        problem=loop.complaint,
         stale=loop.stale(),
         catching_up=loop.catching_up,
         time=view.time,
@@ -72,6 +74,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         waiting=sum(engine.waiting for engine in live),
         last_frame=view.last_frame,
         frames=view.frames,
+        evidence=view.evidence,
         traffic=view.traffic,
         policy_version=view.version,
         policy_expires=view.expires,
@@ -83,7 +86,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
 @router.get("")
 async def list_pools(supervisor: SupervisorOf) -> list[PoolName]:
     """All pools known to this replica, by name."""
-    return [PoolName(name, loop.role, loop.problem) for name, loop in sorted(supervisor.pools.items())]
+    return [PoolName(name, loop.role, loop.complaint) for name, loop in sorted(supervisor.pools.items())]
 
 
 @router.get("/{pool}", responses=documented(404))

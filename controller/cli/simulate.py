@@ -1,9 +1,12 @@
 """`akc simulate`: play scenarios offline, beside the rivals, and print what came of it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from simulations.scenario import Scenario
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +27,14 @@ def simulate(
     jobs: Annotated[int, typer.Option(help="Processes at once; -1: one a core.")] = 1,
     backend: Annotated[str, typer.Option(help="How joblib spreads them: loky, or dask for a cluster.")] = "loky",
     names: Annotated[bool, typer.Option("--list", help="Name the shipped scenarios and stop.")] = False,
+    live: Annotated[
+        str | None,
+        typer.Option(metavar="REDIS_URL", help="Play one scenario in real time, before a running controller."),
+    ] = None,
+    engines: Annotated[int | None, typer.Option(min=1, max=256, help="Live: so many, not the scenario's.")] = None,
+    pool: Annotated[str | None, typer.Option(help="Live: name of the pool [virtual-SCENARIO]")] = None,
+    speed: Annotated[float | None, typer.Option(min=0.01, max=1000, help="Live: times real time [1]")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Live: stop after so long [at Ctrl-C]")] = None,
 ) -> None:
     """Play scenarios offline, beside rivals. Example: akc simulate three-domains busy --rivals all --seeds 20"""
     try:
@@ -45,8 +56,26 @@ def simulate(
         chosen = [load(name) for name in scenarios or []] + [randomised(seed) for seed in random or []]
         if steps is not None:
             chosen = [cut(scenario, steps) for scenario in chosen]
+        if live is not None:
+            _live(chosen, live, {"engines": engines, "pool": pool, "speed": speed or 1.0, "seconds": seconds})
+            return
+        if any(option is not None for option in (engines, pool, speed, seconds)):
+            raise SweepError("--engines, --pool, --speed and --seconds need --live REDIS_URL")  # noqa: TRY301
         wanted = [name.strip() for name in rivals.split(",") if name.strip()]
         run(chosen, wanted, seeds, jobs=jobs, backend=backend, json=json, plots=plots)
     except (ScenarioError, SweepError) as error:
+        typer.echo(f"akc: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _live(chosen: "list[Scenario]", redis_url: str, options: dict[str, Any]) -> None:
+    """Play one scenario before a running controller. Raises `LiveError`, a `ValueError`, where that cannot be."""
+    from simulations.live import LiveError, run
+
+    try:
+        if len(chosen) != 1:
+            raise LiveError(f"--live plays one scenario; given are {len(chosen)}")  # noqa: TRY301
+        run(chosen[0], redis_url, **options)
+    except LiveError as error:
         typer.echo(f"akc: {error}", err=True)
         raise typer.Exit(2) from None

@@ -1,7 +1,8 @@
 """Published ways to choose a draft and K, one a file, each behind `choose` and `observe` with its published defaults.
 
-`RIVALS` is what a simulation plays, in a fixed order; `fixed(draft, k)` and `on_every_draft(pool)` make the yardsticks
-that know in hindsight what to configure. docs/explanation/rivals.md says what each does and what had to be decided.
+`RIVALS` is what a simulation plays, in a fixed order, and `vllm_measured(timeline)`, which is tuned to the scenario
+beforehand; `fixed(draft, k)` and `on_every_draft(pool)` make the yardsticks that know in hindsight what to configure.
+`Rival` is what their classes derive from. docs/explanation/rivals.md says what each does and what had to be decided.
 """
 
 from collections.abc import Callable
@@ -11,12 +12,14 @@ from simulations.rivals.fixed import fixed, plain, static
 from simulations.rivals.gaussian_ts import gaussian_ts, gaussian_ts_scaled
 from simulations.rivals.hedgespec import hedgespec
 from simulations.rivals.hf_heuristic import hf_heuristic
+from simulations.rivals.rival import Rival
 from simulations.rivals.sglang_adaptive import sglang_adaptive
 from simulations.rivals.tensorrt import GATE, tensorrt
 from simulations.rivals.turbospec import turbospec
 from simulations.rivals.ucb1 import ucb1
 from simulations.rivals.ucbspec import ucbspec, ucbspec_released
 from simulations.rivals.vllm_dynamic import measured_table, vllm_dynamic
+from simulations.rivals.vllm_measured import MEASURED, vllm_measured
 
 
 def tensorrt_gate(draft: int | None = None) -> Maker:
@@ -46,6 +49,7 @@ RIVALS: dict[str, Maker] = {
 }
 
 ONE_WAY = frozenset({"tensorrt-gate"})
+TOLD = frozenset({MEASURED})  # given the scenario's averages before the first step; they do not learn
 LEARNING = frozenset(
     {
         "sglang-adaptive", "hf-heuristic", "turbospec", "ucbspec", "ucbspec-released", "ucb1", "gaussian-ts",
@@ -72,13 +76,17 @@ def every_fixed(pool: PoolFacts) -> dict[str, Maker]:
 
 __all__ = [
     "LEARNING",
+    "MEASURED",
     "ONE_ARM_PER_K",
     "ONE_DRAFT",
     "ONE_WAY",
     "RIVALS",
+    "TOLD",
+    "Rival",
     "every_fixed",
     "fixed",
     "measured_table",
     "on_every_draft",
     "vllm_dynamic",
+    "vllm_measured",
 ]

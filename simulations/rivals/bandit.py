@@ -4,16 +4,19 @@ The draft of the best arm is a request's draft from admission on; K is the best 
 in every step. A pull is one row in one step, its reward the row's tokens / the step's seconds.
 """
 
+from abc import abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simulations.policy import NO_DRAFT, Bools, Choice, Ints, Outcome, PoolFacts, View
 from simulations.rivals.one_draft import ladder, loaded
+from simulations.rivals.rival import Rival
 
 Real = NDArray[np.float64]
 
 
-class Bandit:
+class Bandit(Rival):
     """Counts and sums of every arm, [domains + 1, arms]; subclasses rank the arms.
 
     `drafts`, `ks` [arms]: arm 0 is plain decoding, then every draft with every K it can run. `longest`: largest K.
@@ -28,13 +31,13 @@ class Bandit:
         shape = (len(pool.domains) + 1, len(pairs))
         self.pulls, self.sums, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
+    @abstractmethod
     def scores(self) -> Real:
         """How much each arm is wanted now, [domains + 1, arms]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def admitted(self, domain: Ints, usable: Bools) -> Ints:
         """Arms of new rows, [rows], by their domains; usable [arms]."""
-        raise NotImplementedError
 
     def means(self) -> Real:
         """Mean reward of each arm, [domains + 1, arms], as tokens a plain step would have had to give; 0 unplayed."""
@@ -81,9 +84,9 @@ class Bandit:
 class Optimist(Bandit):
     """A bandit that plays the largest upper confidence bound, and arms it does not know before all others."""
 
+    @abstractmethod
     def index(self, mean: Real, pulls: Real, total: Real) -> Real:
         """Upper bound of each arm, [..., arms]; total [..., 1]: pulls of all arms."""
-        raise NotImplementedError
 
     def scores(self) -> Real:
         """The index of every arm."""

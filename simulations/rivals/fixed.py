@@ -6,7 +6,7 @@ The static setting is what every engine offers first: `num_speculative_tokens` (
 
 import numpy as np
 
-from simulations.policy import NO_DRAFT, Maker, PoolFacts, View
+from simulations.policy import NO_DRAFT, Maker, Outcome, PoolFacts, View
 from simulations.rivals.one_draft import OneDraft
 
 
@@ -21,6 +21,9 @@ class Fixed(OneDraft):
     def length(self, view: View, drafting: int) -> int:
         """The same K for every row."""
         return self.k
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing is learned."""
 
 
 def fixed(draft: int, k: int) -> Maker:

@@ -2,7 +2,8 @@
 
 Source: Liu et al. 2025, Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for LLMs
 (arXiv:2510.20064; loss of a draft 1 - accepted length / (K + 1), NormalHedge as the learner, K given) and, for the
-learner, Chaudhuri, Freund, Hsu 2009, A parameter-free hedging algorithm (NeurIPS), figure 1.
+learner, Chaudhuri, Freund, Hsu 2009, A parameter-free hedging algorithm (NeurIPS), figure 1. A draft that did not
+draft is judged after verification, in one pass over the tokens at hand (`Choice.evaluated` says what that costs).
 """
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from simulations.policy import NO_DRAFT, Bools, Choice, Maker, Outcome, PoolFacts, View
 from simulations.rivals.one_draft import ladder, loaded, snapped
+from simulations.rivals.rival import Rival
 
 Real = NDArray[np.float64]
 LENGTH = 5  # where the operator configured no K
@@ -40,7 +42,7 @@ def normal_hedge(regret: Real, known: Bools) -> Real:
     return weight / np.where(total > 0, total, 1)
 
 
-class HedgeSpec:
+class HedgeSpec(Rival):
     """A NormalHedge over drafts for each domain, and one K. `regret` [domains + 1, drafts]."""
 
     def __init__(self, pool: PoolFacts, rng: np.random.Generator) -> None:

@@ -1,8 +1,11 @@
 """What the rivals that know a single draft have in common: every request gets it, and a rule gives K."""
 
+from abc import abstractmethod
+
 import numpy as np
 
-from simulations.policy import NO_DRAFT, Bools, Choice, Ints, Outcome, PoolFacts, View
+from simulations.policy import NO_DRAFT, Bools, Choice, Ints, PoolFacts, View
+from simulations.rivals.rival import Rival
 
 
 def ladder(pool: PoolFacts, draft: int) -> Ints:
@@ -49,8 +52,8 @@ def loaded(view: View, draft: Ints) -> Bools:
     return there
 
 
-class OneDraft:
-    """Serves every request with one draft, the pool's first unless told otherwise; subclasses give K.
+class OneDraft(Rival):
+    """Serves every request with one draft, the pool's first unless told otherwise; subclasses give K and observe.
 
     With a draft named, the policy is called `method@draft`: the yardstick that knew which draft to configure.
     """
@@ -61,9 +64,9 @@ class OneDraft:
         self.name = method if draft is None or draft == NO_DRAFT else f"{method}@{pool.drafts[draft].name}"
         self.rungs = ladder(pool, self.draft)
 
+    @abstractmethod
     def length(self, view: View, drafting: int) -> Ints | int:
         """K, one for the batch or [rows], before it is held to what can run. `drafting`: rows that have the draft."""
-        raise NotImplementedError
 
     def choose(self, view: View) -> Choice:
         """The draft for new rows; K where the draft can run."""
@@ -71,6 +74,3 @@ class OneDraft:
         can = loaded(view, draft)
         k = snapped(self.rungs, self.length(view, int(can.sum()))) if len(draft) else 0
         return Choice(draft, np.where(can, k, 0))
-
-    def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn, unless a subclass does."""

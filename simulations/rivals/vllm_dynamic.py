@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simulations.policy import Ints, Maker, PoolFacts, View
+from simulations.policy import Ints, Maker, Outcome, PoolFacts, View
 from simulations.rivals.one_draft import OneDraft
 
 Table = Sequence[tuple[int, int, int]]
@@ -66,19 +66,23 @@ def lookup(table: Table, max_batch: int) -> Ints:
 class VllmDynamic(OneDraft):
     """K from the table, by the number of rows."""
 
-    def __init__(self, pool: PoolFacts, draft: int | None, table: Table) -> None:
+    def __init__(self, pool: PoolFacts, draft: int | None, table: Table, name: str | None = None) -> None:
         super().__init__("vllm-dynamic", pool, draft)
+        self.name = name or self.name
         self.k = lookup(table, max(pool.max_batch, 1))
 
     def length(self, view: View, drafting: int) -> int:
         """The table's K for this batch size."""
         return int(self.k[min(len(view.domain), len(self.k) - 1)])
 
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing is learned: the table was made before serving."""
 
-def vllm_dynamic(draft: int | None = None, table: Table = DOCUMENTED) -> Maker:
+
+def vllm_dynamic(draft: int | None = None, table: Table = DOCUMENTED, name: str | None = None) -> Maker:
     """One configured draft and a table; the documented one, or one measured offline (`measured_table`)."""
 
     def make(pool: PoolFacts, rng: np.random.Generator) -> VllmDynamic:
-        return VllmDynamic(pool, draft, table)
+        return VllmDynamic(pool, draft, table, name)
 
     return make

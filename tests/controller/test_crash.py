@@ -1,11 +1,7 @@
 """A real controller process, killed with -9 again and again while an engine reports: no count is lost or doubled."""
 
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,24 +14,9 @@ from controller.store import PoolStore
 from controller.tuner import Tuner
 from engine.link.messages import AcceptanceCell, AccountCell, Keys, encode
 from tests.controller.engines import CountingEngine
+from tests.controller.process import free_port, start
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
-
-PROGRAM = """
-from controller.app import run
-from controller.settings import ControllerSettings
-from engine.link.settings import load
-run(load(ControllerSettings))
-"""
-
-
-def start(server: str, log: Path, **more: str) -> "subprocess.Popen[bytes]":
-    environment = {
-        **os.environ, "REDIS_URL": server, "AKC_PORT": "0", "AKC_DRAWS": "32", "AKC_DECIDE_SECONDS": "0.03",
-        "AKC_POLICY_SECONDS": "30", "AKC_LEASE_SECONDS": "1", "OMP_NUM_THREADS": "1", **more,
-    }  # fmt: skip
-    with open(log, "ab") as output:
-        return subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=output, stderr=output, env=environment)
 
 
 async def test_a_controller_killed_at_any_moment_goes_on_with_exact_counts(
@@ -94,9 +75,7 @@ async def test_a_controller_killed_at_any_moment_goes_on_with_exact_counts(
 async def test_the_process_serves_http_and_ends_cleanly_on_a_signal(
     client: "Redis", server: str, until: Until, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     process = start(server, tmp_path / "log", AKC_PORT=port)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:

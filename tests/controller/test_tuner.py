@@ -8,7 +8,7 @@ import pytest
 from controller.settings import ControllerSettings
 from controller.store import LARGEST_FRAME, Checkpoint, Entry
 from controller.tuner import DAY_MS, Tuner
-from engine.link.messages import AcceptanceCell, Frame, Policy, decode_policy, encode
+from engine.link.messages import AcceptanceCell, AccountCell, Frame, Policy, decode_policy, encode
 from tests.controller.engines import CountingEngine, description
 
 NOW = 1_700_000_000.0
@@ -236,3 +236,19 @@ def test_a_checkpoint_holds_no_more_than_msgpack() -> None:
     assert set(msgspec.msgpack.decode(tuner.dump())) == {
         "schema", "ledger", "learner", "spec", "arms", "decisions", "switches",
     }  # fmt: skip
+
+
+def test_another_target_keeps_the_count_of_changes_that_contradicted_themselves() -> None:
+    tuner, old = Tuner("p", SETTINGS), engine()
+    frame = old.frame(full=True)
+    impossible = AccountCell("code", "greedy", 1, "static", row_steps=2, tokens=2, row_seconds=0.0)
+    tuner.consume([entry(msgspec.structs.replace(frame, account=[impossible]))], NOW)
+    tuner.consume([entry(old.frame(final=True), NOW + 1)], NOW + 1)
+    new = engine(incarnation="new")
+    new.describe = description(target="larger")
+    tuner.consume([entry(new.frame(full=True), NOW + 2)], NOW + 2)
+    decided = tuner.decide((5, 1), NOW + 2)
+    again = Tuner.restore("p", SETTINGS, Checkpoint(decided.state, "1-0", (5, 1), NOW + 2))
+    for view in (decided.view, again.decide((5, 2), NOW + 3).view):
+        assert view is not None
+        assert view.evidence.rejected == {"acceptance": 0, "moments": 0, "cost": 0, "account": 1}
