@@ -5,8 +5,10 @@ BIN    := $(VENV)/bin
 # A CPU build is enough. Where pip would take a CUDA build you do not want, point TORCH_PIP_ARGS at a CPU index or wheel folder.
 TORCH_PIP_ARGS ?=
 TORCH  := torch==2.13.0
+# Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
+export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-compose lint types unit setup models bench bench-engine bench-link bench-learner lock clean help
+.PHONY: demo test test-slow test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -53,6 +55,9 @@ bench: bench-engine bench-link bench-learner
 
 bench-engine: models
 	$(BIN)/python -m tests.bench.bench_engine
+
+bench-agreement: models
+	$(BIN)/python -m tests.bench.bench_agreement
 
 bench-link: setup
 	$(BIN)/python -m tests.bench.bench_link

@@ -136,7 +136,7 @@ class Ledger:
         self._drafts: dict[str, None] = {}
 
     def take(self, frame: Frame, arrived: float) -> Taken:
-        """Take one frame that arrived at wall clock `arrived` (s). A rejected frame changes no evidence, only a count."""
+        """Take one frame that arrived at wall clock `arrived` (s). A rejected frame changes no cell, only a count."""
         taken = self._take(frame, arrived)
         setattr(self.counts, taken.verdict, getattr(self.counts, taken.verdict) + 1)
         stranger = self.strangers.get(frame.engine)

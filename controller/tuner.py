@@ -289,6 +289,7 @@ class Tuner:
             mode=self.settings.mode,
             allowance=decision.allowance,
             probe=decision.probe,
+            window=self._learner.config.window,
         )
         return encode(policy)
 

@@ -15,11 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import httpx
 import msgspec
 from msgspec import Meta
+
+from engine.heartbeat import Heartbeat
 
 Messages = list[dict[str, str]]
 
@@ -46,7 +49,8 @@ class TrafficSettings(msgspec.Struct, frozen=True, kw_only=True):
     `seconds` and `requests`: stop after either (neither: 60 seconds). `mix`: weights as NAME=NUMBER; domains left out
     get none, an empty list means all alike. `max_tokens`: NAME=NUMBER, a plain NUMBER for the rest. `temperatures`: one
     is drawn per request. `labels`: send the domain along, or leave it to the engine's classifier. `ignore_eos`: always
-    generate `max_tokens`. `patience`: seconds to wait for a server that is not up yet.
+    generate `max_tokens`. `patience`: seconds to wait for a server that is not up yet. `heartbeat`: a file written anew
+    after every request that was answered without error.
     """
 
     url: Annotated[str, Meta(pattern=r"^https?://")] = "http://127.0.0.1:8000"
@@ -62,6 +66,7 @@ class TrafficSettings(msgspec.Struct, frozen=True, kw_only=True):
     patience: Annotated[float, Meta(ge=0)] = 60.0
     timeout: Annotated[float, Meta(gt=0)] = 600.0
     report_every: Annotated[float, Meta(gt=0)] = 10.0
+    heartbeat: Path | None = None
 
     def __post_init__(self) -> None:
         parse_shares(self.mix)
@@ -268,7 +273,9 @@ async def run_traffic(
     return report
 
 
-async def _main(prompts: Mapping[str, Sequence[str | Messages]], settings: TrafficSettings) -> Report:
+async def _main(
+    prompts: Mapping[str, Sequence[str | Messages]], settings: TrafficSettings, heart: Heartbeat | None
+) -> Report:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -279,6 +286,8 @@ async def _main(prompts: Mapping[str, Sequence[str | Messages]], settings: Traff
         nonlocal shown
         if outcome.error:
             print(f"request {outcome.planned.number} ({outcome.planned.domain}): {outcome.error}", flush=True)
+        elif heart is not None:
+            heart.beat()
         if time.monotonic() - shown >= settings.report_every:
             shown = time.monotonic()
             print(f"after {report.seconds:.0f} s\n{report.table()}", flush=True)
@@ -291,9 +300,14 @@ def run(settings: TrafficSettings) -> int:
     from engine.models import FetchError, load_prompts
 
     try:
+        heart = Heartbeat(settings.heartbeat) if settings.heartbeat is not None else None
+    except OSError as error:
+        print(f"akc traffic: heartbeat is {str(settings.heartbeat)!r}, which cannot be written: {error}", flush=True)
+        return 2
+    try:
         prompts = {domain: [prompt.messages for prompt in found] for domain, found in load_prompts().items()}
-        report = asyncio.run(_main(prompts, settings))
-    except (ConnectionError, FetchError, ValueError) as error:
+        report = asyncio.run(_main(prompts, settings, heart))
+    except (OSError, FetchError, ValueError) as error:
         print(f"akc traffic: {error}", flush=True)
         return 1
     print(f"{report.seconds:.1f} s, {report.busy} times busy\n{report.table()}", flush=True)

@@ -9,8 +9,10 @@ from simulations.policy import Ints
 from simulations.requests import STEPS, Arrivals
 from simulations.timeline import Phase
 
-NUMBER, KEY, DOMAIN, CONTEXT, KIND, DRAFT, LEFT, AGE, KV, PROMPT = range(10)
-Rows = NDArray[np.int64]  # [10, n], a column a request
+NUMBER, KEY, DOMAIN, CONTEXT, KIND, DRAFT, LEFT, AGE, KV, PROMPT, READ = range(11)
+Rows = NDArray[
+    np.int64
+]  # [11, n], a column a request; READ: 1 + tokens its draft has read, 0 where that is all of them
 
 _DEPTH = np.uint64(64)  # counters of one step of one draft of a request: more than any K
 _AHEAD = 32  # row-steps whose luck is drawn at once
@@ -18,12 +20,12 @@ _AHEAD = 32  # row-steps whose luck is drawn at once
 
 def nobody() -> Rows:
     """No rows."""
-    return np.zeros((10, 0), dtype=np.int64)
+    return np.zeros((READ + 1, 0), dtype=np.int64)
 
 
 def joined(arrivals: Arrivals) -> Rows:
     """Rows of new requests, without a draft yet."""
-    rows = np.zeros((10, len(arrivals.number)), dtype=np.int64)
+    rows = np.zeros((READ + 1, len(arrivals.number)), dtype=np.int64)
     rows[NUMBER], rows[KEY], rows[DOMAIN] = arrivals.number, arrivals.key.view(np.int64), arrivals.domain
     rows[CONTEXT], rows[KIND], rows[LEFT] = arrivals.context, arrivals.kind, arrivals.length
     rows[DRAFT], rows[KV], rows[PROMPT] = -1, arrivals.prompt, arrivals.prompt

@@ -71,9 +71,15 @@ class _Engine:
     rows: list[Ticket] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
     ordered: bool = False
+    moved: bool = False  # a request has another draft since the last step
 
     def clock(self) -> float:
         return self.now
+
+    def switch(self, ticket: Ticket, draft: str) -> bool:
+        moved = self.counters.switch(ticket, draft)
+        self.moved |= moved
+        return moved
 
 
 class Ours:
@@ -114,12 +120,15 @@ class Ours:
         static = (
             StaticChoice(self.pool.drafts[draft].name, k) if draft >= 0 and self._available[draft] else StaticChoice()
         )
-        return EngineDescription("simulation", "target", "none", there, list(self.pool.ks), static, self.pool.max_batch)
+        pool = self.pool
+        return EngineDescription(
+            "simulation", "target", "none", there, list(pool.ks), static, pool.max_batch, pool.switches
+        )
 
     def _engine(self, number: int, breaker: bool) -> _Engine:
         rng = random.Random(int(self.rng.integers(1 << 62)))
         engine = _Engine(f"engine-{number}", rng, Breaker() if breaker else None)
-        engine.chooser = Chooser(self._describe, clock=engine.clock, rng=rng)
+        engine.chooser = Chooser(self._describe, clock=engine.clock, rng=rng, switch=engine.switch)
         return engine
 
     def _equip(self, available: list[bool]) -> None:
@@ -129,7 +138,7 @@ class Ours:
         self.learner = Learner.load(self.learner.dump(), self.config, PoolSpec.from_description(self._describe))
         self._decide(max(engine.now for engine in self._engines))
         for engine in self._engines:
-            engine.chooser = Chooser(self._describe, clock=engine.clock, rng=engine.rng)
+            engine.chooser = Chooser(self._describe, clock=engine.clock, rng=engine.rng, switch=engine.switch)
             engine.chooser.use(self._policy, EPOCH + engine.now)
             for ticket in engine.tickets.values():
                 ticket.stamp = -1
@@ -156,6 +165,9 @@ class Ours:
         else:
             engine.planned = engine.chooser.plan(engine.rows, rows)
             engine.ordered = engine.chooser.probing
+        if engine.moved:
+            engine.moved = False
+            draft = np.array([self._index[ticket.draft] for ticket in engine.rows], dtype=np.intp)
         return Choice(draft, np.array(engine.planned, dtype=np.intp))
 
     def observe(self, outcome: Outcome) -> None:
@@ -221,6 +233,7 @@ class Ours:
             self.decision.cells,
             allowance=self.decision.allowance,
             probe=self.decision.probe,
+            window=self.config.window,
         )
         for engine in self._engines:
             engine.chooser.use(self._policy, EPOCH + now)

@@ -1,7 +1,8 @@
 """What a policy sees, decides and learns in a simulated pool: the two-method interface of ours and of every rival.
 
-Rows are requests being decoded, one array entry each. A draft is drawn when a request is admitted and stays with it; K
-may change from step to step. Domains, drafts and loads are indices into `Names`.
+Rows are requests being decoded, one array entry each. K may change from step to step; the draft is drawn when a request
+is admitted, and may change later where the pool `switches`: the newcomer then reads what it missed, in the same step.
+Domains, drafts and loads are indices into `Names`.
 """
 
 from typing import NamedTuple, Protocol
@@ -28,7 +29,8 @@ class PoolFacts(NamedTuple):
     """What a policy is told before the first step.
 
     `ks`: allowed values of K, ascending, 0 among them. `static`: the operator's (draft index, K), (NO_DRAFT, 0) for
-    plain decoding. `max_batch`: the largest number of rows. `engines`: how many engines share the policy.
+    plain decoding. `max_batch`: the largest number of rows. `engines`: how many engines share the policy. `switches`:
+    whether a request's draft may change after its admission.
     """
 
     domains: tuple[str, ...]
@@ -37,6 +39,7 @@ class PoolFacts(NamedTuple):
     static: tuple[int, int]
     max_batch: int
     engines: int
+    switches: bool = False
 
 
 class View(NamedTuple):
@@ -58,7 +61,8 @@ class View(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """`draft` [rows]: obeyed where the row is new. `k` [rows]: tokens to draft, held to 0 where there is no draft.
+    """`draft` [rows]: obeyed where the row is new, or everywhere where the pool switches. `k` [rows]: tokens to draft,
+    held to 0 where there is no draft.
 
     `evaluated` [drafts]: drafts that run besides, for the policy's information, as many passes as the largest K, over
     all rows; their cost is added to the step and `Outcome.would_accept` tells what they would have got.

@@ -90,6 +90,8 @@ def from_lines(lines: Iterable[TraceLine], *, paired: bool = False) -> Recording
     for line in kept:
         if len(line.batch) != len(line.step) or min(line.batch) < 1:
             raise RecordingError(f"request {line.request} of engine {line.engine}: batch sizes are missing")
+        if len(line.prefill) != len(line.step):
+            raise RecordingError(f"request {line.request} of engine {line.engine}: prompt tokens by step are missing")
     sizes = [len(line.step) for line in kept]
 
     def spread(values: Sequence[Any]) -> NDArray[Any]:
@@ -107,6 +109,7 @@ def from_lines(lines: Iterable[TraceLine], *, paired: bool = False) -> Recording
         "request": spread(range(len(kept))),
         "prompt": spread(_prompts(kept) if paired else range(len(kept))),
         **{name: spread([getattr(line, name) for line in kept]) for name in _NAMES},
+        "draft": np.concatenate([line.switched or [line.draft] * len(line.step) for line in kept]),
         "step": step.reshape(-1),
         "position": position,
         **{name: joined(name) for name in ("batch", "prefill", "drafted", "accepted", "seen", "emitted", "limited")},

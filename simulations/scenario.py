@@ -184,6 +184,9 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A pool of engines, their traffic, and what happens to them in `steps` steps of each engine.
 
+    `draft_switching`: whether a request's draft may change after its admission; if so a model draft first reads the
+    tokens it missed, in one pass at its price per pass and per token.
+
     `mislabelled`: share of requests that carry another domain's label. `hostile`: so many engines, the last ones,
     report every drafted token as accepted.
     """
@@ -195,6 +198,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     hostile: Annotated[int, msgspec.Meta(ge=0)] = 0
     mislabelled: Rate = 0.0
     k_values: Annotated[tuple[Depth, ...], msgspec.Meta(min_length=1)]
+    draft_switching: bool = True
     static: Static = Static()
     target: Target
     drafts: Mapping[Label, Draft]

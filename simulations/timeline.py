@@ -144,7 +144,7 @@ class Timeline:
         s = self.scenario
         drafts = tuple(DraftFacts(name, d.kind, d.max_k, d.memory) for name, d in s.drafts.items())
         static = (NO_DRAFT if s.static.draft == NO_DRAFT_NAME else self.drafts.index(s.static.draft), s.static.k)
-        return PoolFacts(self.contexts, drafts, self.ks, static, self.max_batch, s.engines)
+        return PoolFacts(self.contexts, drafts, self.ks, static, self.max_batch, s.engines, s.draft_switching)
 
     def phase_at(self, step: int) -> int:
         """Index of the phase that a step belongs to."""

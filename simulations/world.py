@@ -2,7 +2,8 @@
 
 Continuous batching: before a step requests join until the batch has the rows that the load asks for; when it asks for
 fewer, the newest ones wait and are the first to come back. A row at K = 0 costs nothing for drafting: what keeping an
-idle draft in step would cost is not part of this model.
+idle draft in step would cost is not part of this model. A draft that takes over a running request reads the tokens it
+missed in one pass, at its prices, in the first step that it drafts for; an n-gram draft has nothing to read.
 """
 
 import numpy as np
@@ -17,6 +18,7 @@ from simulations.batch import (
     LEFT,
     NUMBER,
     PROMPT,
+    READ,
     Batch,
     Rows,
     joined,
@@ -61,6 +63,8 @@ class Engine:
         ks = np.array(timeline.ks, dtype=np.intp)
         self.prepared: Ints = ks[np.searchsorted(ks, np.arange(timeline.positions + 1), side="right") - 1]
         self.limits = self._limits()
+        self.reads: Bools = np.array([d.kind != "ngram" for d in scenario.drafts.values()])
+        self.read: dict[int, Ints] = {}  # requests whose draft was switched -> tokens each draft has read
 
     @property
     def phase(self) -> Phase:
@@ -113,6 +117,8 @@ class Engine:
         """Run one step as chosen."""
         rows, phase, n = self.running, self.phase, self.running.shape[1]
         prefill = self._admit(choice)
+        if self.timeline.scenario.draft_switching:
+            self._switch(choice)
         batch = self.batch
         if batch is None:
             batch = self.batch = Batch(rows, phase, self.index, self.clairvoyant)
@@ -121,8 +127,10 @@ class Engine:
         drafted, passes = self._work(batch.draft, k)
         accepted = batch.accepted(k, top)
         would = self._evaluate(choice, top, drafted, passes) if choice.evaluated is not None else None
-        expected = phase.seconds(n, drafted, passes)
+        caught_up, behind = self._catch_up(batch.draft, k) if self.read else (0, 0.0)
+        expected = phase.seconds(n, drafted, passes) + behind
         seconds = expected * float(self.noise[self.step]) + prefill * self.per_prompt_token
+        prefill += caught_up
         seconds += float(self.pauses[self.step])
         emitted = np.minimum(accepted + 1, rows[LEFT])
         kv = int(rows[KV].sum())
@@ -134,6 +142,8 @@ class Engine:
         self.time += seconds
         self.step += 1
         if finished.any():
+            for number in rows[NUMBER, finished].tolist() if self.read else ():
+                self.read.pop(number, None)
             self.running, self.batch = rows[:, ~finished], None
         reported = k if self.hostile else accepted
         return Outcome(view, batch.draft, k, reported, finished, seconds, prefill, kv, would)
@@ -153,6 +163,36 @@ class Engine:
         there = (wanted != NO_DRAFT) & self.phase.available[wanted]
         self.running[DRAFT, self.new] = np.where(there, wanted, NO_DRAFT)
         return int(self.running[PROMPT, self.new].sum())
+
+    def _switch(self, choice: Choice) -> None:
+        """Give running rows another draft where one is asked for."""
+        rows, wanted = self.running, np.asarray(choice.draft)
+        moved = np.flatnonzero((wanted != rows[DRAFT]) & ~self.new)
+        for at in moved.tolist():
+            draft, old = int(wanted[at]), int(rows[DRAFT, at])
+            if not NO_DRAFT <= draft < len(self.reads):
+                limit = len(self.reads) - 1
+                raise ChoiceError(f"step {self.step}: draft {draft}; allowed: -1 (none) to {limit}")
+            if draft != NO_DRAFT and not self.phase.available[draft]:
+                continue
+            read = self.read.setdefault(int(rows[NUMBER, at]), np.zeros(len(self.reads), dtype=np.intp))
+            if old != NO_DRAFT and not rows[READ, at]:
+                read[old] = rows[KV, at]
+            rows[DRAFT, at] = draft
+            rows[READ, at] = 1 + read[draft] if draft != NO_DRAFT and self.reads[draft] else 0
+            self.batch = None
+
+    def _catch_up(self, draft: Ints, k: Ints) -> tuple[int, float]:
+        """Tokens that drafts read in this step because they missed them, and what that costs."""
+        rows = self.running
+        behind = (rows[READ] > 0) & (k > 0)
+        if not behind.any():
+            return 0, 0.0
+        missed = rows[KV, behind] - (rows[READ, behind] - 1)
+        tokens = np.bincount(draft[behind], missed, minlength=len(self.reads))
+        rows[READ, behind] = 0
+        price = (tokens > 0) @ self.phase.pass_seconds + tokens @ self.phase.token_seconds
+        return int(tokens.sum()), float(price)
 
     def _k(self, choice: Choice, draft: Ints) -> Ints:
         """K as run: what the draft and the engine are prepared for, 0 without a draft."""

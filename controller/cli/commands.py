@@ -22,7 +22,7 @@ simulate.register(app)
 replay.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
-RedisUrl = Annotated[str | None, typer.Option(help="redis://, rediss:// or unix:// [env: REDIS_URL]")]
+RedisUrl = Annotated[str | None, typer.Option(help=r"redis://, rediss:// or unix:// \[env: REDIS_URL]")]
 
 
 def _version(wanted: bool) -> None:
@@ -51,7 +51,7 @@ def _settings(cls: Any, file: Path | None, flags: dict[str, Any]) -> Any:
 
 @models.command("fetch")
 def models_fetch(
-    cache: Annotated[Path | None, typer.Option(help="Folder to keep models in [env: AKC_CACHE]")] = None,
+    cache: Annotated[Path | None, typer.Option(help=r"Folder to keep models in \[env: AKC_CACHE]")] = None,
 ) -> None:
     """Fetch SmolLM2-135M-Instruct and the prompts of the three domains. Example: akc models fetch"""
     from engine.models import FetchError, fetch_smollm2, load_prompts
@@ -100,7 +100,7 @@ def engine(
     max_len: Annotated[int | None, typer.Option(help="Tokens of context per request.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads for torch; all cores.")] = None,
-    static_draft: Annotated[str | None, typer.Option(help="Draft while there is no policy [none]")] = None,
+    static_draft: Annotated[str | None, typer.Option(help=r"Draft while there is no policy \[none]")] = None,
     static_k: Annotated[int | None, typer.Option(help="K while there is no policy [0]")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write one JSON line per request into this folder.")] = None,
     offline: Annotated[bool | None, typer.Option(help="No Redis: the static draft and K only.")] = None,
@@ -123,7 +123,7 @@ def engine(
 @app.command()
 def traffic(
     config: ConfigFile = None,
-    url: Annotated[str | None, typer.Option(help="The engine's address [http://127.0.0.1:8000]")] = None,
+    url: Annotated[str | None, typer.Option(help=r"The engine's address \[http://127.0.0.1:8000]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long [60]")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests in flight [4]")] = None,
     mix: Annotated[list[str] | None, typer.Option(help="Weight of a domain, as in code=2; repeatable.")] = None,
@@ -131,15 +131,40 @@ def traffic(
         list[str] | None, typer.Option(help="Tokens per answer, 128 or code=256; repeatable.")
     ] = None,
     labels: Annotated[bool | None, typer.Option(help="Send the domain along, or let the engine guess it.")] = None,
+    heartbeat: Annotated[
+        Path | None, typer.Option(help="Write this file anew after every answered request; its age shows health.")
+    ] = None,
 ) -> None:
     """Send real prompts of three domains to an engine. Example: akc traffic --mix code=2 --mix chat=1"""
     from engine.traffic import TrafficSettings, run
 
     flags = {
         "url": url, "seconds": seconds, "concurrency": concurrency, "mix": mix, "max_tokens": max_tokens,
-        "labels": labels,
+        "labels": labels, "heartbeat": None if heartbeat is None else str(heartbeat),
     }  # fmt: skip
     raise typer.Exit(run(_settings(TrafficSettings, config, flags)))
+
+
+def _seed(given: str | int) -> int:
+    if not str(given).isdecimal():
+        raise typer.BadParameter(f"{given!r} is not a whole number of 0 or more")
+    return int(given)
+
+
+def _check_demo(drafts: list[str], results: Path | None) -> None:
+    """End with code 2 and a message for what would otherwise fail minutes later, or in another process's log."""
+    for item in drafts:
+        source = item.partition("=")[2] or item
+        if source != "ngram" and not Path(source).expanduser().is_dir():
+            typer.echo(f"akc demo: --draft is {item!r}; allowed: ngram, or [NAME=]FOLDER that exists", err=True)
+            raise typer.Exit(2)
+    if results is None:
+        return
+    folder = results.absolute().parent
+    writable = os.access(results, os.W_OK) if results.exists() else os.access(folder, os.W_OK)
+    if results.is_dir() or not folder.is_dir() or not writable:
+        typer.echo(f"akc demo: --json is {str(results)!r}, which cannot be written as a file", err=True)
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -147,11 +172,14 @@ def demo(
     keep: Annotated[bool, typer.Option(help="Stay up afterwards and print the addresses.")] = False,
     draft: Annotated[list[str] | None, typer.Option(help="As for akc engine; repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="A short run: shows that everything works, measures little.")] = False,
-    seed: Annotated[int, typer.Option(help="Order of the prompts and the controller's draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(parser=_seed, metavar="INTEGER", help="Order of the prompts and the controller's draws.")
+    ] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the measured results to this file.")] = None,
     learn_seconds: Annotated[float, typer.Option(help="Seconds of traffic before anything is measured.")] = 110.0,
 ) -> None:
     """The whole loop on this machine: watch K part ways by domain, then compare. Example: akc demo --keep"""
+    _check_demo(draft or [], json)
     from controller.cli.demo.run import DemoError, DemoOptions, run
 
     try:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controller.cli.extras import missing
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -34,10 +36,7 @@ def replay(
         from simulations import recording
         from simulations.replay import Replay
     except ModuleNotFoundError as error:
-        typer.echo(
-            f"akc: package {error.name!r} is missing: pip install 'adaptive-k-controller[simulations]'", err=True
-        )
-        raise typer.Exit(2) from None
+        raise missing(error, "simulations") from None
     try:
         steps = recording.from_folder(trace, paired=paired) if trace.is_dir() else recording.read(trace)
         if write is not None:

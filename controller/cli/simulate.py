@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from controller.cli.extras import missing
+
 if TYPE_CHECKING:
     from simulations.scenario import Scenario
 
@@ -44,10 +46,7 @@ def simulate(
         from simulations.scenario import ScenarioError, cut
         from simulations.sweep import SweepError
     except ModuleNotFoundError as error:
-        typer.echo(
-            f"akc: package {error.name!r} is missing: pip install 'adaptive-k-controller[simulations]'", err=True
-        )
-        raise typer.Exit(2) from None
+        raise missing(error, "simulations") from None
     if names:
         for name in shipped():
             typer.echo(f"{name}: {load(name).about}")
@@ -57,6 +56,8 @@ def simulate(
         if steps is not None:
             chosen = [cut(scenario, steps) for scenario in chosen]
         if live is not None:
+            if json is not None or plots is not None:
+                raise SweepError("--live writes no --json and no --plots: the controller keeps what it learns")  # noqa: TRY301
             _live(chosen, live, {"engines": engines, "pool": pool, "speed": speed or 1.0, "seconds": seconds})
             return
         if any(option is not None for option in (engines, pool, speed, seconds)):

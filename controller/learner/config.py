@@ -21,6 +21,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hysteresis": (0.0, 0.1),
     "engine_share": (0.01, 1.0),
     "prune": (0.0, 0.1),
+    "sharpness": (1.0, 10.0),
+    "window": (1, 1024),
     "max_domains": (1, 1024),
 }
 
@@ -47,6 +49,8 @@ class LearnerConfig:
     hysteresis: float = 0.005  # the newcomer's least expected gain over the arm it replaces
     engine_share: float = 0.1  # one engine's largest share of a cell's evidence (never less than 1 / engines)
     prune: float = 1 / 64  # arms less probable than this are not played
+    sharpness: float = 2.0  # power of an arm's probability of being best that gives its share; 1: Thompson sampling
+    window: int = 2  # steps for which an engine's draw of arms holds
     max_domains: int = 64  # further domains are learned as `other`
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from controller.learner.policy import (
     introduced,
     pruned,
     rounded,
+    sharpened,
     steadied,
     winners,
 )
@@ -248,6 +249,7 @@ def decide_load(
     values = np.asarray(seen.gain * admitted, dtype=np.float32)
     winner, level = winners(values, hurdle)
     best = frequencies(winner, 1 + j * (count - 1))
+    wanted = sharpened(best, config.sharpness)
     within = frequencies(level.reshape(len(level), c * j), count).reshape(c, j, count)
     worth = flat_arms(np.where(admitted, seen.gain_mean, 0.0), hurdle)
 
@@ -260,7 +262,7 @@ def decide_load(
     def ahead(context: int, new: int, old: int) -> float:
         return float((value(context, new) > value(context, old)).mean())
 
-    shares = introduced(pruned(best, config.prune), within, least)
+    shares = introduced(pruned(wanted, config.prune), within, least)
     calm = (now, config.dwell, config.hysteresis)
     shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
     joint = shares[:, 1:].reshape(c, j, count - 1)

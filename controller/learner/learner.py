@@ -26,9 +26,9 @@ from engine.link.messages import ProbePlan
 
 MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for longest is folded into the retired
 # A draft that ran fewer steps in the pool, or in a context, has at least that share of the context's requests.
-_TRIED, _FIRST = 12.0, 0.25
+_TRIED, _FIRST = 4.0, 0.25
 # In a context that share grows with the steps of other drafts there, so that bad luck does not last.
-_TRIED_HERE, _FIRST_HERE, _PATIENCE = 8.0, 0.1, 500.0
+_TRIED_HERE, _FIRST_HERE, _PATIENCE = 4.0, 0.1, 500.0
 _HOLD = 24.0  # steps of an engine for which batches draw their drafts at one quantile
 _GOLDEN = 0.6180339887498949
 _PLAIN_SURE = 0.01  # relative sd of the plain price below which probes become rare

@@ -66,6 +66,19 @@ def winners(values: NDArray[np.float32], hurdle: float) -> tuple[Top, Top]:
     return np.where(best > 0, 1 + draft * (values.shape[3] - 1) + best - 1, 0), level
 
 
+def sharpened(shares: Array, power: float) -> Array:
+    """Shares [..., arms] to a power, summing to 1 again: exploration leans to the likelier arms.
+
+    Plain Thompson sampling (power 1) explores for an endless future. Prefix feedback shows an arm's neighbours, so less
+    exploration tells as much: the power is where trials on the simulated scenarios were best over 300 to 3,000 steps.
+
+    >>> sharpened(np.array([[0.75, 0.25, 0.0]]), 2.0).tolist()
+    [[0.9, 0.1, 0.0]]
+    """
+    powered = shares**power
+    return np.asarray(powered / powered.sum(axis=-1, keepdims=True), dtype=np.float64)
+
+
 def pruned(shares: Array, least: float) -> Array:
     """Probabilities without the arms below `least` (the most probable one always stays), summing to 1 again.
 

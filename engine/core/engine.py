@@ -234,6 +234,8 @@ class Engine:
             return []
         tickets = [r.ticket for r in decoding if r.ticket is not None]
         planned = self._guarded("plan", lambda: self.link.plan(tickets, len(tickets)))
+        for request in decoding:
+            self._equip(request)
         if planned is None or len(planned) != len(decoding):
             return [0] * len(decoding)
         return planned
@@ -245,11 +247,16 @@ class Engine:
         regime = request.params.regime
         ticket = self._guarded("admit", lambda: self.link.admit(request.domain, regime, batch))
         request.ticket = ticket if ticket is not None else Ticket(request.domain, regime, NO_DRAFT)
-        name = request.ticket.draft
+        # Each draft gets a state, since the link may change a request's draft. One that never guesses costs nothing but
+        # what was set aside for it anyway.
+        request.draft_states = {name: draft.admit() for name, draft in self.drafts.items()}
+        self._equip(request)
+
+    def _equip(self, request: Request) -> None:
+        """Give a request the draft on its ticket; the draft reads what it missed when it is first asked."""
+        name = NO_DRAFT if request.ticket is None else request.ticket.draft
         request.draft = self.drafts.get(name)
-        if request.draft is not None:
-            request.draft_state = request.draft.admit()
-        elif name != NO_DRAFT and name not in self._unknown_drafts:
+        if request.draft is None and name != NO_DRAFT and name not in self._unknown_drafts:
             self._unknown_drafts.add(name)
             _log.warning("the link chose draft %r, which is not loaded (loaded: %s)", name, ", ".join(self.drafts))
 
@@ -274,8 +281,8 @@ class Engine:
         settled = len(request.tokens) - 1  # the last token enters the caches with the next step
         if request.row is not None:
             request.row.length = min(request.row.length, settled)
-        if request.draft is not None:
-            request.draft.rollback(request.draft_state, settled)
+        for name, state in request.draft_states.items():
+            self.drafts[name].rollback(state, settled)
         return taken
 
     def _leave(self) -> None:
@@ -288,9 +295,9 @@ class Engine:
             return
         self._cache.release(request.row)
         request.row = None
-        if request.draft is not None:
-            request.draft.release(request.draft_state)
-            request.draft_state = None
+        for name, state in request.draft_states.items():
+            self.drafts[name].release(state)
+        request.draft_states = {}
         ticket = request.ticket
         if ticket is not None:
             self._guarded("finish", lambda: self.link.finish(ticket))

@@ -100,8 +100,8 @@ class Request:
         # Set at admission.
         self.ticket: Ticket | None = None
         self.row: CacheRow | None = None
-        self.draft: Any = None  # the loaded draft, or None
-        self.draft_state: Any = None
+        self.draft: Any = None  # the loaded draft that guesses for it now, or None
+        self.draft_states: dict[str, Any] = {}  # by name of the loaded draft, while the request has a cache row
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else stop_ids)
         self._random = random.Random(params.seed)
         self._detokenizer = Detokenizer(tokenizer, prompt) if tokenizer is not None else None

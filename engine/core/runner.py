@@ -51,6 +51,7 @@ class Runner:
         self._target = target
         self._cache = cache
         self._names = {id(draft): name for name, draft in drafts.items()}
+        self._observers = {name: draft for name, draft in drafts.items() if draft.needs_hidden}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
@@ -67,8 +68,8 @@ class Runner:
         for (request, _, count), offset in zip(rows, layout.offsets, strict=True):
             if request.row is not None:
                 request.row.length += count
-            if request.draft is not None and request.draft.needs_hidden:
-                request.draft.observe(request.draft_state, hidden[offset : offset + count])
+            for name, draft in self._observers.items():
+                draft.observe(request.draft_states[name], hidden[offset : offset + count])
         begins = {r.number for r, _, last in batch.prefills if last}
         decodes = {r.number for r, _, _ in batch.decodes}
         emitted = self._sample(rows, layout, hidden, proposals, begins | decodes)
@@ -96,9 +97,10 @@ class Runner:
         answers = []
         for group in asking.values():
             asks = []
+            name = self._names[id(group[0][0].draft)]
             for request, k in group:
                 luck = request.luck(k) if request.params.temperature > 0 else ()
-                asks.append(Ask(request.draft_state, request.tokens, k, request.params, luck))
+                asks.append(Ask(request.draft_states[name], request.tokens, k, request.params, luck))
             answers.append((group[0][0].draft.propose(asks), [request for request, _ in group]))
         return answers
 

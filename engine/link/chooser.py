@@ -19,10 +19,15 @@ from engine.link.messages import (
     Version,
     load_bucket,
 )
-from engine.link.table import Cell, Table
+from engine.link.table import Cell, Choice, Table
 from engine.link.ticket import StepOutcome, Ticket
 
+Switch = Callable[[Ticket, str], bool]
+
 _ACTING = frozenset(("on", "canary", "shadow+probe"))
+# From window to window u moves by the golden ratio (a Kronecker sequence, the most even one): an arm of share p gets
+# its turn about every 1 / p windows, where independent draws would starve or flood the first ones.
+_GOLDEN = 0.6180339887498949
 # Plain probes of an engine without a policy: 8 steps after 128, 256, ... and then every 2,048, so 0.4% of the steps.
 _OWN_PROBE_STEPS = 8
 _OWN_PROBE_FIRST = 128
@@ -46,7 +51,8 @@ class Chooser:
 
     `clock` gives monotonic seconds, `rng` the draws; `nonadaptive` overrides the policy's share of requests whose K
     never follows their own evidence. `guarded`: a breaker watches, so that the static choice is probed too where no
-    policy orders probes. `use` may be called from another thread; the rest belongs to the decode thread.
+    policy orders probes. `switch` gives a request another draft, where the engine can do that in the middle of one;
+    what answers False stays. `use` may be called from another thread; the rest belongs to the decode thread.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Chooser:
         rng: random.Random,
         nonadaptive: float | None = None,
         guarded: bool = False,
+        switch: Switch | None = None,
     ) -> None:
         self._drafts = {d.name: d.max_k for d in describe.drafts}
         self._k_values = describe.k_values
@@ -65,6 +72,7 @@ class Chooser:
         self._rng = rng
         self._nonadaptive = nonadaptive
         self._guarded = guarded
+        self._switch = switch if describe.switches else None
         self._own_probe = ProbePlan(_OWN_PROBE_FIRST, _OWN_PROBE_STEPS)
         self._in_force: _InForce | None = None
         self._seen: tuple[object, ...] = ()
@@ -125,7 +133,12 @@ class Chooser:
             ticket = Ticket(domain, regime, self._static(force).draft, number=self._admitted)
         else:
             policy = force.table.policy
-            choice = cell.best if self._exploit else cell.draw(self._rng.random())
+            if self._exploit:
+                choice = cell.best
+            elif self._switch is not None:
+                choice, _ = cell.arm(self._u)  # no more than the first windows' draft
+            else:
+                choice = cell.draw(self._rng.random())
             origin = self._origin(policy, cell)
             ticket = Ticket(
                 domain,
@@ -137,8 +150,10 @@ class Chooser:
                 probability=1.0 if self._exploit else choice.p,
                 number=self._admitted,
             )
-            if origin == "request" and choice.draft != NO_DRAFT:
-                ticket.evidence = Evidence()
+            if origin == "request":
+                held = (choice.draft,) if self._switch is None else tuple(cell.choices)
+                ticket.evidences = {draft: Evidence() for draft in held if draft != NO_DRAFT}
+                ticket.evidence = ticket.evidences.get(choice.draft)
         return ticket
 
     def _follows(self, policy: Policy) -> bool:
@@ -158,7 +173,7 @@ class Chooser:
                 return [0] * len(tickets)
             self._window_left -= 1
             if self._window_left <= 0:
-                self._u = self._rng.random()
+                self._u = (self._u + _GOLDEN) % 1.0
                 self._window_left = force.table.policy.window
                 self._stamp += 1
         elif force is None and self._probe_static(tickets):
@@ -195,21 +210,38 @@ class Chooser:
         """Find the ticket's choice anew: the policy, the load bucket or the window's draw has changed."""
         found = None
         if force is not None and force.acting and ticket.follows:
-            found = force.table.choice(ticket.domain, ticket.regime, load, ticket.draft)
+            found = self._arm(ticket, force.table, load)
         if found is None:
             ticket.choice = None
             ticket.variant = "static"
             ticket.explores = False
-            ticket.base = self._static_k(ticket.draft, self._static(force).k)
+            static = self._static(force)
+            if self._switch is not None and ticket.draft != static.draft:
+                self._switch(ticket, static.draft)
+            ticket.base = self._static_k(ticket.draft, static.k)
             ticket.k = ticket.base
             return
-        cell, choice = found
+        cell, choice, ticket.base = found
         ticket.choice = choice
         ticket.variant = "adaptive"
-        ticket.base = choice.best_k if self._exploit else choice.at(self._u)
         own = None if ticket.evidence is None else ticket.evidence.own_k
         ticket.k = ticket.base if own is None else own
         ticket.explores = own is None and (ticket.draft != cell.best.draft or ticket.base != cell.best.best_k)
+
+    def _arm(self, ticket: Ticket, table: Table, load: int) -> tuple[Cell, Choice, int] | None:
+        """Cell, draft and K of a request by the policy; its draft is switched where the engine can."""
+        if self._switch is not None:
+            cell = table.cell(ticket.domain, ticket.regime, load)
+            if cell is None:
+                return None
+            choice, k = (cell.best, cell.best.best_k) if self._exploit else cell.arm(self._u)
+            if choice.draft == ticket.draft or self._switch(ticket, choice.draft):
+                return cell, choice, k
+        found = table.choice(ticket.domain, ticket.regime, load, ticket.draft)
+        if found is None:
+            return None
+        cell, choice = found
+        return cell, choice, choice.best_k if self._exploit else choice.at(self._u)
 
     def observe(self, step: StepOutcome) -> None:
         """Let the rows' own evidence move their K, where that is allowed."""

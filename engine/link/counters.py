@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeVar
 
-from engine.link.cells import SEGMENT_STEPS, AcceptanceCounts, AccountCounts, CostCounts, MomentCounts
+from engine.link.cells import SEGMENT_STEPS, AcceptanceCounts, AccountCounts, CostCounts, MomentCounts, Segment
 from engine.link.messages import (
     MAX_K,
     OTHER,
@@ -94,6 +94,24 @@ class Counters:
         self._keys.add(key)
         return domain
 
+    def switch(self, ticket: Ticket, draft: str) -> bool:
+        """Let a request go on with another draft: what follows counts for that one.
+
+        False, and nothing has changed, where the new draft's key is beyond the cap or a snapshot is being taken.
+        """
+        key = (ticket.domain, ticket.regime, draft)
+        if key not in self._keys and ticket.domain != OTHER and len(self._keys) >= self._key_cap:
+            return False
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._drain()
+            ticket.take(draft)
+            self._keys.add(key)
+        finally:
+            self._lock.release()
+        return True
+
     def record(self, step: StepOutcome, *, probing: bool = False) -> None:
         """Count one completed step; `probing` says that its batch was told to run without speculation.
 
@@ -126,7 +144,8 @@ class Counters:
 
     def _count(self, event: tuple[StepOutcome, bool] | Ticket) -> None:
         if isinstance(event, Ticket):
-            self._close_segment(event)
+            for draft, segment in event.segments.items():
+                self._close_segment(event, draft, segment)
         else:
             self._count_step(*event)
 
@@ -159,7 +178,7 @@ class Counters:
                     segment.accepted_at[accepted] += 1
                     segment.steps += 1
                     if segment.steps == SEGMENT_STEPS:
-                        self._close_segment(ticket)
+                        self._close_segment(ticket, ticket.draft, segment)
             cell.seen_at[seen] += 1
             cell.accepted_at[accepted] += 1
             cell.stamp = generation
@@ -203,11 +222,10 @@ class Counters:
         cell.add(step.seconds, x)
         cell.stamp = generation
 
-    def _close_segment(self, ticket: Ticket) -> None:
-        segment = ticket.segment
+    def _close_segment(self, ticket: Ticket, draft: str, segment: Segment) -> None:
         if not segment.steps:
             return
-        key = (ticket.domain, ticket.regime, ticket.draft)
+        key = (ticket.domain, ticket.regime, draft)
         cell = self._moments.get(key)
         if cell is None:
             cell = self._moments[key] = MomentCounts(*key)

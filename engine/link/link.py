@@ -45,7 +45,12 @@ class Link:
         self._fallback = StaticLink(settings.static.draft, settings.static.k)
         self._rng = random.Random(settings.seed)
         self._chooser = Chooser(
-            describe, clock=time.monotonic, rng=self._rng, nonadaptive=settings.nonadaptive, guarded=settings.breaker
+            describe,
+            clock=time.monotonic,
+            rng=self._rng,
+            nonadaptive=settings.nonadaptive,
+            guarded=settings.breaker,
+            switch=self.counters.switch,
         )
         self._breaker = Breaker() if settings.breaker else None
         self._tracer = None
@@ -60,6 +65,7 @@ class Link:
         self._lost = 0
         self._refused = 0
         self._ordered = 0
+        self._recorded = 0
         self._broken: str | None = None
 
     @classmethod
@@ -91,7 +97,7 @@ class Link:
         ticket = self._chooser.admit(domain, regime, batch)
         ticket.domain = self.counters.place(domain, regime, ticket.draft)
         if self._tracer is not None:
-            ticket.trace = RequestTrace()
+            ticket.trace = RequestTrace(ticket.draft)
         return ticket
 
     def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
@@ -136,17 +142,17 @@ class Link:
             if row.drafted:
                 plain = False
         ordered = plain and self._ordered > 0
+        self._recorded += 1  # the counters' own number lags while a snapshot is being taken
         self.counters.record(step, probing=ordered)
         self._chooser.observe(step)
         if self._breaker is not None:
             prefill = prefill_bucket(step.prefill)
             self._breaker.observe(load, prefill, plain=plain, rows=rows, tokens=tokens, seconds=step.seconds)
         if self._tracer is not None:
-            number = self.counters.steps
             for row in step.rows:
                 if row.ticket.trace is not None:
                     row.ticket.trace.add(
-                        number, load, row, step.seconds, ordered=ordered, batch=rows, prefill=step.prefill
+                        self._recorded, load, row, step.seconds, ordered=ordered, batch=rows, prefill=step.prefill
                     )
 
     def finish(self, ticket: Ticket) -> None:

@@ -57,7 +57,10 @@ class StaticChoice(Message, frozen=True):
 
 
 class EngineDescription(Message, frozen=True):
-    """What an engine is. Sent with every full frame; engines of one pool agree on target and drafts."""
+    """What an engine is. Sent with every full frame; engines of one pool agree on target and drafts.
+
+    `switches`: a request's draft may change between two of its steps; else it stays as drawn at admission.
+    """
 
     software: str
     target: str
@@ -66,6 +69,7 @@ class EngineDescription(Message, frozen=True):
     k_values: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_K)]]
     static: StaticChoice
     max_batch: Annotated[int, msgspec.Meta(ge=1)]
+    switches: bool = False
 
 
 class AcceptanceCell(Message, frozen=True):

@@ -82,6 +82,19 @@ class Cell:
         self.nonadaptive = cell.nonadaptive
         self.quantile = cell.draw
 
+    def arm(self, u: float) -> tuple[Choice, int]:
+        """Draft and K at quantile u in [0, 1) of the cell's arms, ordered by draft, then K.
+
+        The rest of u within the draft's share, scaled to [0, 1), is the quantile of K: one uniform draws both.
+        """
+        choices = list(self.choices.values())
+        at = min(bisect_right(self.reach, u), len(choices) - 1)
+        while at and choices[at].p <= 0:
+            at -= 1
+        choice = choices[at]
+        low = self.reach[at] - choice.p
+        return choice, choice.at(min(max((u - low) / choice.p, 0.0), 1.0) if choice.p > 0 else u)
+
     def draw(self, u: float) -> Choice:
         """The draft at quantile u in [0, 1), or at the cell's own quantile where the version holds one for all."""
         choices = list(self.choices.values())

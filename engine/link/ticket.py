@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Ticket:
     """One request, from its admission to its end. Made by `admit`; only the link changes it.
 
-    `domain` and `draft` hold for the whole request. `origin` is `policy` where K never follows the request's own
-    evidence, else `request`. `version` is the policy in force at admission, `None` for the operator's static choice.
+    `domain` holds for the whole request, and so does `draft` unless the engine can switch. `origin` is `policy` where K
+    never follows the request's own evidence, else `request`. `version` is the policy in force at admission, `None` for
+    the operator's static choice.
 
     >>> Ticket("code", "greedy", "ngram")
     Ticket(code/greedy draft=ngram origin=policy version=None)
@@ -30,6 +31,7 @@ class Ticket:
         "domain",
         "draft",
         "evidence",
+        "evidences",
         "explores",
         "follows",
         "k",
@@ -39,6 +41,7 @@ class Ticket:
         "probability",
         "regime",
         "segment",
+        "segments",
         "stamp",
         "trace",
         "variant",
@@ -74,13 +77,23 @@ class Ticket:
         self.stamp = -1
         self.choice: Choice | None = None
         self.evidence: Evidence | None = None
+        self.evidences: dict[str, Evidence] = {}  # by draft, where the request may move by its own luck
         self.variant: Variant = "static"
         # Cells this request counts into, looked up once.
         self.accept: AcceptanceCounts | None = None
         self.limit: AcceptanceCounts | None = None
         self.account: AccountCounts | None = None
         self.segment = Segment()
+        # By draft: a request that comes back to one goes on with its segment, whose steps are correlated.
+        self.segments = {draft: self.segment}
         self.trace: RequestTrace | None = None
+
+    def take(self, draft: str) -> None:
+        """Go on with another draft: cells and evidence are looked up anew."""
+        self.draft = draft
+        self.accept = self.limit = None
+        self.evidence = self.evidences.get(draft)
+        self.segment = self.segments.setdefault(draft, Segment())
 
     def __repr__(self) -> str:
         return f"Ticket({self.domain}/{self.regime} draft={self.draft} origin={self.origin} version={self.version})"

@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,7 +21,8 @@ class TraceLine(Message, frozen=True):
     evidence, a clamp, a probe or the breaker set it), `drafted`, `accepted`, `seen`, `emitted`, `limited`, `seconds`
     (of the whole step), `batch` (its decode rows), `prefill` (prompt tokens read in it; 0, like `batch`, where the
     writer does not say).
-    `draft_p`: probability of the draft at admission. `version`: policy at admission, null for the static choice.
+    `draft`, `draft_p`: draft at admission and its probability. `switched`: the draft of each step, where the engine can
+    change it within a request; empty where all are `draft`. `version`: policy at admission, null for the static choice.
     """
 
     engine: str
@@ -46,16 +47,22 @@ class TraceLine(Message, frozen=True):
     seconds: list[float]
     batch: list[int] = msgspec.field(default_factory=list)
     prefill: list[int] = msgspec.field(default_factory=list)
+    switched: list[str] = msgspec.field(default_factory=list)
+
+
+_STEP_FIELDS = TraceLine.__struct_fields__[TraceLine.__struct_fields__.index("step") :]
 
 
 class RequestTrace:
     """Steps of one request while it runs; the first 8192 are kept."""
 
-    __slots__ = ("rows", "steps")
+    __slots__ = ("draft", "rows", "steps", "switched")
 
-    def __init__(self) -> None:
+    def __init__(self, draft: str) -> None:
         self.steps = 0
-        self.rows: list[tuple[int, int, int, float | None, int, int, int, int, bool, float, int, int]] = []
+        self.draft = draft
+        self.switched = False
+        self.rows: list[tuple[int, int, int, float | None, int, int, int, int, bool, float, int, int, str]] = []
 
     def add(
         self,
@@ -80,8 +87,23 @@ class RequestTrace:
         elif choice is not None:
             p = choice.probability.get(drafted)
         planned = 0 if ordered else ticket.k
-        step = (number, load, planned, p, drafted, accepted, seen, emitted, limited, seconds, batch, prefill)
+        step = (
+            number,
+            load,
+            planned,
+            p,
+            drafted,
+            accepted,
+            seen,
+            emitted,
+            limited,
+            seconds,
+            batch,
+            prefill,
+            ticket.draft,
+        )
         self.rows.append(step)
+        self.switched |= ticket.draft != self.draft
 
 
 class Tracer:
@@ -126,18 +148,21 @@ class Tracer:
             _log.warning("trace: %d lines lost, %s cannot be written: %s", len(lines), self.path, error)
 
     def _line(self, ticket: Ticket, trace: RequestTrace) -> TraceLine:
-        columns = [list(c) for c in zip(*trace.rows, strict=True)] or [[] for _ in range(12)]
+        columns: list[list[Any]] = [list(c) for c in zip(*trace.rows, strict=True)] or [[] for _ in _STEP_FIELDS]
+        if not trace.switched:
+            columns[-1] = []
+        by_step: dict[str, Any] = dict(zip(_STEP_FIELDS, columns, strict=True))
         return TraceLine(
             *self._names,
             ticket.number,
             ticket.domain,
             ticket.regime,
-            ticket.draft,
+            trace.draft,
             ticket.probability,
             ticket.origin,
             ticket.version,
             trace.steps,
-            *columns,
+            **by_step,
         )
 
 
@@ -162,7 +187,7 @@ class Traced:
         self._admitted += 1
         self._open += 1
         ticket.number = self._admitted
-        ticket.trace = RequestTrace()
+        ticket.trace = RequestTrace(ticket.draft)
         return ticket
 
     def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:

@@ -175,7 +175,12 @@ def create_app(host: Host) -> FastAPI:
         finally:
             await run_in_threadpool(host.stop)
 
-    app = FastAPI(title="Adaptive K engine", lifespan=lifespan)
+    app = FastAPI(
+        title="Adaptive K engine",
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from another host; /openapi.json has the same content
+        redoc_url=None,
+    )
     app.add_middleware(CountAnswers, answers=answers)
 
     @app.exception_handler(ApiError)

@@ -7,6 +7,7 @@ turns the key back into the domain, lets the link decide, and adds up what happe
 import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -38,7 +39,7 @@ class ClosableLink(LinkLike, Protocol):
 class Account:
     """One request's sums. `done` is called on the decode thread once they are complete."""
 
-    __slots__ = ("accepted", "domain", "done", "drafted", "pin", "seconds", "source", "steps", "tokens")
+    __slots__ = ("accepted", "domain", "done", "drafted", "drafts", "pin", "seconds", "source", "steps", "tokens")
 
     def __init__(self, domain: str, source: str, pin: Pin | None, done: Callable[[Facts], None]) -> None:
         self.domain = domain
@@ -46,17 +47,19 @@ class Account:
         self.pin = pin
         self.done = done
         self.steps = 0
+        self.drafts: Counter[str] = Counter()  # steps by draft
         self.drafted = 0
         self.accepted = 0
         self.tokens = 0
         self.seconds = 0.0
 
     def facts(self, ticket: Ticket) -> Facts:
-        """The account as the client sees it."""
+        """The account as the client sees it; its draft is that of most steps."""
+        most = self.drafts.most_common(1)
         return Facts(
             domain=ticket.domain,
             source=self.source,
-            draft=ticket.draft,
+            draft=most[0][0] if most else ticket.draft,
             origin="pin" if self.pin is not None else ticket.origin,
             regime=ticket.regime,
             steps=self.steps,
@@ -135,6 +138,7 @@ class Desk:
         for row in step.rows:
             account = self._open[row.ticket]
             account.steps += 1
+            account.drafts[row.ticket.draft] += 1
             account.drafted += row.drafted
             account.accepted += row.accepted
             account.tokens += row.emitted

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.link.messages import Version
+from engine.link.messages import OTHER, Version
 from engine.link.ticket import StepOutcome, Ticket
 
 BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)  # seconds of a step
+
+
+MOST_DOMAINS = 64  # domains that get a label of their own
 
 
 class Meter:
@@ -25,11 +28,20 @@ class Meter:
         self.prefill = 0
         self.buckets = [0] * (len(BUCKETS) + 1)
         self.tokens: dict[tuple[str, str], int] = defaultdict(int)  # (domain, draft) -> emitted
+        self._domains: set[str] = set()
         self.drafted: dict[str, int] = defaultdict(int)
         self.seen: dict[str, list[int]] = {}  # draft -> by position
         self.accepted: dict[str, list[int]] = {}
         self.version: Version | None = None
         self.version_since = 0.0
+
+    def _labelled(self, domain: str) -> str:
+        """The domain, or `other` for the newcomer after `MOST_DOMAINS`: labels come from clients and never leave."""
+        if domain not in self._domains:
+            if len(self._domains) >= MOST_DOMAINS:
+                return OTHER
+            self._domains.add(domain)
+        return domain
 
     def admit(self, ticket: Ticket) -> None:
         """Note when requests begin to come under a newer policy."""
@@ -43,7 +55,7 @@ class Meter:
         self.buckets[bisect.bisect_left(BUCKETS, step.seconds)] += 1
         for row in step.rows:
             draft = row.ticket.draft
-            self.tokens[row.ticket.domain, draft] += row.emitted
+            self.tokens[self._labelled(row.ticket.domain), draft] += row.emitted
             if row.drafted:
                 self.drafted[draft] += row.drafted
                 seen, accepted = self.seen.setdefault(draft, []), self.accepted.setdefault(draft, [])

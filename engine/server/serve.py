@@ -91,6 +91,7 @@ def describe(engine: Engine, settings: EngineSettings, model: str) -> EngineDesc
         k_values=sorted(set(settings.k_values) | {0}),
         static=settings.static,
         max_batch=settings.max_batch,
+        switches=True,
     )
 
 
@@ -157,7 +158,7 @@ def server(host: Host) -> Server:
 def run(settings: EngineSettings) -> None:
     """What `akc engine` does. Returns after SIGINT or SIGTERM, when running answers are out or `drain` has passed.
 
-    Exits with status 1 and a message when the engine cannot be built, cannot listen, or has failed.
+    Exits with status 1 and a message when the engine cannot be built or has failed, with 3 when it cannot listen.
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

@@ -122,6 +122,12 @@ def eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_eagle(tmp_path_factory.mktemp("eagle"))
 
 
+@pytest.fixture(scope="session")
+def sources(draft_folder: Path, self_draft: Path, eagle: Path) -> dict[str, str | Path]:
+    """A draft of every kind, by the names in `batches.DRAFTS`."""
+    return {"ngram": "ngram", "small": draft_folder, "self": self_draft, "eagle": eagle}
+
+
 @pytest.fixture
 def make_llama(tmp_path: Path) -> Callable[..., Path]:
     return lambda **changes: write_llama(tmp_path / "made", **changes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.link import DraftInfo, EngineDescription, RowOutcome, StaticChoice, StepOutcome, Ticket
@@ -195,6 +196,67 @@ def test_a_plain_probe_holds_the_whole_batch_at_zero_for_m_steps(chooser: Choose
         probing.append(chooser.probing)
     assert planned == [4] * 5 + [0, 0] + [4] * 5 + [0, 0] + [4] * 2
     assert probing == [k == 0 for k in planned]
+
+
+def switching(describe: EngineDescription, clock: Clock, switch: Callable[[Ticket, str], bool]) -> Chooser:
+    return Chooser(
+        msgspec.structs.replace(describe, switches=True),
+        clock=clock,
+        rng=random.Random(7),
+        nonadaptive=1.0,
+        switch=switch,
+    )
+
+
+def test_an_engine_that_switches_draws_draft_and_k_by_window(
+    describe: EngineDescription, clock: Clock, make_policy: MakePolicy
+) -> None:
+    moves: list[tuple[str, str]] = []
+
+    def switch(ticket: Ticket, draft: str) -> bool:
+        moves.append((ticket.draft, draft))
+        ticket.take(draft)
+        return True
+
+    chooser = switching(describe, clock, switch)
+    arms = {"ngram": (0.25, [(2, 0.5), (8, 0.5)]), "model": (0.75, [(4, 1.0)])}
+    chooser.use(make_policy({("code", 1): arms}, window=5, draw=0.1), NOW)
+    tickets = admit(chooser, 3)
+    played: Counter[tuple[str, int]] = Counter()
+    for _ in range(4000):
+        planned = chooser.plan(tickets, 3)
+        assert len({(t.draft, k) for t, k in zip(tickets, planned, strict=True)}) == 1  # rows move together
+        played[tickets[0].draft, planned[0]] += 1
+    # A golden-ratio sequence of 800 windows: shares to within a few windows.
+    for arm, share in ((("ngram", 2), 0.125), (("ngram", 8), 0.125), (("model", 4), 0.75)):
+        assert abs(played[arm] / 5 - 800 * share) <= 3
+    assert all(old != new for old, new in moves)
+
+
+def test_a_request_stays_with_its_draft_where_the_switch_is_refused(
+    describe: EngineDescription, clock: Clock, make_policy: MakePolicy
+) -> None:
+    chooser = switching(describe, clock, lambda ticket, draft: False)
+    chooser.use(make_policy({("code", 1): {"ngram": (0.5, [(2, 1.0)]), "model": (0.5, [(4, 1.0)])}}, window=1), NOW)
+    (ticket,) = admit(chooser, 1)
+    held = ticket.draft
+    assert {chooser.plan([ticket], 1)[0] for _ in range(100)} == {2 if held == "ngram" else 4}
+    assert ticket.draft == held
+
+
+def test_without_a_policy_a_switched_request_goes_back_to_the_static_draft(
+    describe: EngineDescription, clock: Clock, make_policy: MakePolicy
+) -> None:
+    def switch(ticket: Ticket, draft: str) -> bool:
+        ticket.take(draft)
+        return True
+
+    chooser = switching(describe, clock, switch)
+    chooser.use(make_policy({("code", 1): {"model": (1.0, [(6, 1.0)])}}, expires=NOW + 10), NOW)
+    (ticket,) = admit(chooser, 1)
+    assert (chooser.plan([ticket], 1), ticket.draft) == ([6], "model")
+    clock.now = 11.0
+    assert (chooser.plan([ticket], 1), ticket.draft, ticket.variant) == ([4], "ngram", "static")
 
 
 def test_a_guarded_static_choice_is_probed_too_ever_more_rarely(describe: EngineDescription, clock: Clock) -> None:

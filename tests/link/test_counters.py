@@ -137,6 +137,41 @@ def test_labels_that_the_wire_cannot_carry_count_as_other(label: str) -> None:
     assert ticket.domain == "other"
 
 
+def test_after_a_switch_steps_count_for_the_new_draft_and_segments_stay_apart() -> None:
+    counters = Counters()
+    ticket = Ticket("code", "greedy", "ngram")
+    counters.place("code", "greedy", "ngram")
+    counters.record(step(row(ticket, 2, 2)))
+    assert counters.switch(ticket, "model")
+    counters.record(step(row(ticket, 2, 0)))
+    assert counters.switch(ticket, "ngram")
+    counters.record(step(row(ticket, 2, 1)))
+    counters.finish(ticket)
+    snapshot = counters.snapshot()
+    assert {c.draft: (c.seen, c.accepted) for c in snapshot.acceptance} == {
+        "ngram": ([2, 2], [2, 1]),
+        "model": ([1], [0]),
+    }
+    # Two stays with ngram are one segment: a request's steps are correlated whatever ran between them.
+    assert {m.draft: (m.segments, m.total_s, m.total_ss) for m in snapshot.moments} == {
+        "ngram": (1, 4, 16),
+        "model": (1, 1, 1),
+    }
+
+
+def test_a_switch_beyond_the_cap_or_during_a_snapshot_is_refused() -> None:
+    counters = Counters(key_cap=1)
+    ticket = Ticket("code", "greedy", "ngram")
+    counters.place("code", "greedy", "ngram")
+    assert not counters.switch(ticket, "model")
+    assert ticket.draft == "ngram"
+    roomy = Counters()
+    with roomy._lock:
+        assert not roomy.switch(ticket, "model")
+    assert roomy.switch(ticket, "model")
+    assert ticket.draft == "model"
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from engine.server import EngineSettings, Host, build, server
+from tests.server.gate import Gate
 from tests.server.tiny import MAX_LEN, make_model
 
 
@@ -75,3 +76,19 @@ def serve(model_folder: Path) -> Iterator[Callable[..., Served]]:
 def served(serve: Callable[..., Served]) -> Served:
     """The server that most tests share."""
     return serve()
+
+
+@pytest.fixture(scope="module")
+def gateway(serve: Callable[..., Served]) -> tuple[Served, Gate]:
+    """A server with two rows and a queue of two, whose engine stops between steps while the gate is shut."""
+    served = serve(max_batch=2, max_queue=2)
+    gate = Gate()
+    served.host.desk.link = gate
+    return served, gate
+
+
+@pytest.fixture
+def gated(gateway: tuple[Served, Gate]) -> Iterator[tuple[Served, Gate]]:
+    """The same, with the gate open again after the test."""
+    yield gateway
+    gateway[1].open.set()

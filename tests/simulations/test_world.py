@@ -145,9 +145,39 @@ def test_shares_of_traffic_hold_in_every_stretch_of_requests() -> None:
     assert [int(labels[i : i + 50].sum()) for i in range(0, 300, 50)] == pytest.approx([5] * 6, abs=1)
 
 
+def test_a_draft_that_takes_over_reads_what_it_missed_in_its_first_step() -> None:
+    one = engine(
+        load=(Constant(batch=2),),
+        domains={"x": Domain(acceptance={"a": (0.0,), "b": (0.0,)}, output=500, prompt=7)},
+        drafts={
+            "a": Draft(seconds_per_pass=0.001, seconds_per_token=0.0001, max_k=4),
+            "b": Draft(kind="ngram", seconds_per_pass=0.0001, max_k=2),
+        },
+    )
+
+    def step(draft: list[int], k: list[int]) -> tuple[object, int, list[int]]:
+        view = one.view()
+        outcome = one.settle(view, rows(draft, k))
+        return one.log.expected[one.step - 1], outcome.prefill, outcome.draft.tolist()
+
+    target = 0.010 + 0.002
+    assert step([0, 1], [1, 1])[1:] == (14, [0, 1])  # two prompts; nothing is accepted, so KV grows by 1 a step
+    assert step([1, 0], [1, 0]) == (pytest.approx(target + 0.0001), 0, [1, 0])  # ngram reads nothing, K = 0 waits
+    # The second row: prompt 7 and two tokens are unread by draft a: one pass and 9 tokens on top of the step's own.
+    assert step([1, 0], [0, 2]) == (pytest.approx(target + 2 * 0.001 + 2 * 0.0001 + 0.001 + 9 * 0.0001), 9, [1, 0])
+    assert step([1, 0], [0, 2]) == (pytest.approx(target + 2 * 0.001 + 2 * 0.0001), 0, [1, 0])
+    # The first row comes back to draft a, which had read 8 of its 11 tokens.
+    assert step([0, 0], [1, 0]) == (pytest.approx(target + 0.001 + 0.0001 + 0.001 + 3 * 0.0001), 3, [0, 0])
+    view = one.view()
+    with pytest.raises(ChoiceError, match="draft 5; allowed: -1"):
+        one.settle(view, rows([5, 0], [0, 0]))
+
+
 def test_requests_join_and_wait_as_the_load_says_and_keep_their_draft() -> None:
     one = engine(
-        load=(Alternating(batches=(2, 4)),), domains={"x": Domain(acceptance={"a": (0.5,), "b": (0.5,)}, output=500)}
+        load=(Alternating(batches=(2, 4)),),
+        domains={"x": Domain(acceptance={"a": (0.5,), "b": (0.5,)}, output=500)},
+        draft_switching=False,
     )
     first = one.view()
     assert (first.request.tolist(), first.new.tolist()) == ([0, 1], [True, True])

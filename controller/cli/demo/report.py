@@ -1,6 +1,5 @@
 """What the demo found, as tables for a person and as JSON for a script."""
 
-import platform
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,13 @@ class Report:
     best: Arm
     own: dict[str, Arm]
     domains: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def cpu(self) -> str:
+        """The processor's name."""
+        from engine.server.serve import processor  # it loads torch: not before everything has been measured
+
+        return processor()
 
     def overall(self, arm: Arm) -> Ratio:
         """Adaptive over `arm` on the second half, all rows by the seconds they were charged."""
@@ -63,7 +69,7 @@ class Report:
         drafts = sorted({arm.draft for arm in self.sweep if arm.draft not in (None, "none")})
         return {
             "seed": self.seed,
-            "cpu": processor(),
+            "cpu": self.cpu,
             "sweep": arms(self.sweep),
             "scored": arms(self.scored),
             "best_fixed": str(self.best),
@@ -74,15 +80,6 @@ class Report:
             "likely_k": {draft: self.likely_k(draft, 3) for draft in drafts if draft},
             "choices": self.domains,
         }
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells."""
-    try:
-        with open("/proc/cpuinfo") as info:
-            return next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -106,4 +103,4 @@ def print_report(report: Report, console: Console) -> None:
     for draft in sorted({arm.draft for arm in report.sweep if arm.draft not in (None, "none")} - {None}, key=str):
         likely = ", ".join(f"{d} {k}" for d, k in sorted(report.likely_k(str(draft), 3).items()) if d in report.own)
         console.print(f"most probable K on {draft}: {likely}")
-    console.print(f"processor: {processor()}; seed {report.seed}")
+    console.print(f"processor: {report.cpu}; seed {report.seed}")
