@@ -38,9 +38,10 @@ class DomainRow(msgspec.Struct, frozen=True):
 
 class PolicyRow(msgspec.Struct, frozen=True):
     """One policy over seeds; see `Summary`. `kind`: yardsticks know what no policy can know beforehand, or switch one
-    way only."""
+    way only. `runs`: the policy of its summaries, another than `policy` for the hindsight row only."""
 
     policy: str
+    runs: str
     kind: Kind
     seeds: int
     goodput: Spread
@@ -108,6 +109,7 @@ def _row(name: str, kind: Kind, runs: list[Summary]) -> PolicyRow:
     decided = [run.decided for run in runs if run.decided is not None]
     return PolicyRow(
         policy=name,
+        runs=runs[0].policy,
         kind=kind,
         seeds=len(runs),
         goodput=spread(run.goodput for run in runs),

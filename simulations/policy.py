@@ -64,8 +64,9 @@ class Choice(NamedTuple):
     """`draft` [rows]: obeyed where the row is new, or everywhere where the pool switches. `k` [rows]: tokens to draft,
     held to 0 where there is no draft.
 
-    `evaluated` [drafts]: drafts that run besides, for the policy's information, as many passes as the largest K, over
-    all rows; their cost is added to the step and `Outcome.would_accept` tells what they would have got.
+    `evaluated` [drafts]: drafts that are judged besides, for the policy's information, on what the target verified: one
+    pass over the largest K + 1 tokens of every row that did not draft with it. The cost is added to the step, and
+    `Outcome.would_accept` tells what they would have got.
     """
 
     draft: Ints

@@ -126,9 +126,11 @@ class Engine:
         top = int(k.max())
         drafted, passes = self._work(batch.draft, k)
         accepted = batch.accepted(k, top)
-        would = self._evaluate(choice, top, drafted, passes) if choice.evaluated is not None else None
+        would, judging = None, 0.0
+        if choice.evaluated is not None:
+            would, judging = self._evaluate(choice.evaluated, np.where(k > 0, batch.draft, NO_DRAFT), top)
         caught_up, behind = self._catch_up(batch.draft, k) if self.read else (0, 0.0)
-        expected = phase.seconds(n, drafted, passes) + behind
+        expected = phase.seconds(n, drafted, passes) + judging + behind
         seconds = expected * float(self.noise[self.step]) + prefill * self.per_prompt_token
         prefill += caught_up
         seconds += float(self.pauses[self.step])
@@ -211,18 +213,25 @@ class Engine:
             np.maximum.at(work[1], draft, k)
         return work[0, :-1], work[1, :-1]
 
-    def _evaluate(self, choice: Choice, top: int, drafted: Array, passes: Array) -> Ints:
-        """What the evaluated drafts would get; their work is added to `drafted` and `passes`, in place."""
-        rows, phase, n = self.running, self.phase, self.running.shape[1]
-        would = np.full((len(drafted), n), -1, dtype=np.intp)
-        for j in np.flatnonzero(np.asarray(choice.evaluated) & phase.available).tolist():
+    def _evaluate(self, evaluated: Bools, drafting: Ints, top: int) -> tuple[Ints, float]:
+        """What the evaluated drafts would get [J, n], and the seconds of judging them.
+
+        `drafting` [n]: the draft each row drafted with. A draft is judged on the verified tokens in one pass over
+        depth + 1 of them a row, like a short prompt, by itself: the target verifies nothing more.
+        """
+        rows, phase, n, drafts = self.running, self.phase, self.running.shape[1], len(self.limits) - 1
+        would = np.full((drafts, n), -1, dtype=np.intp)
+        seconds = 0.0
+        for j in np.flatnonzero(np.asarray(evaluated) & phase.available).tolist():
             depth = min(top, int(self.timeline.limits[j]))
-            passes[j], drafted[j] = max(float(passes[j]), depth), max(float(drafted[j]), depth * n)
-            if depth:
-                luck = luck_of(rows, np.full(n, j, dtype=np.intp), len(drafted), 1, depth)[:, 0]
-                kept = luck < phase.acceptance[rows[DOMAIN], j, rows[KIND], :depth]
-                would[j] = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
-        return would
+            if not depth:
+                continue
+            others = int((drafting != j).sum())
+            seconds += float(phase.pass_seconds[j] + others * (depth + 1) * phase.token_seconds[j]) if others else 0.0
+            luck = luck_of(rows, np.full(n, j, dtype=np.intp), drafts, 1, depth)[:, 0]
+            kept = luck < phase.acceptance[rows[DOMAIN], j, rows[KIND], :depth]
+            would[j] = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
+        return would, seconds
 
     def _book(self, batch: Batch, k: Ints, expected: float, tokens: int, seconds: float) -> None:
         """Log what the step brings in expectation, beside what the clairvoyant would get from the same rows."""

@@ -12,10 +12,14 @@ from simulations.rivals import (
     ONE_DRAFT,
     ONE_WAY,
     RIVALS,
+    TOLD,
+    Rival,
     every_fixed,
     fixed,
     on_every_draft,
 )
+from simulations.rivals.bandit import Bandit, Optimist
+from simulations.rivals.one_draft import OneDraft
 
 POOL = PoolFacts(
     domains=("code", "chat"),
@@ -62,7 +66,7 @@ class Pool:
         longest, would, spent = int(k.max(initial=0)), None, 0.0
         if choice.evaluated is not None:
             would = np.where(choice.evaluated[:, None], np.minimum(runs.T, longest), -1)
-            spent = float(PASS[choice.evaluated].sum() * longest)
+            spent = float(PASS[choice.evaluated].sum())  # one pass over the verified tokens
         passes = {j: int(k[draft == j].max(initial=0)) for j in range(3)}
         seconds = 1 + 0.01 * float((k + 1).sum()) + sum(PASS[j] * n for j, n in passes.items()) + spent
         finished = self.luck.random(rows) < 0.05
@@ -145,7 +149,36 @@ def test_the_order_of_rivals_is_fixed_and_the_groups_name_rivals() -> None:
         "ucbspec", "ucbspec-released", "ucb1", "gaussian-ts", "gaussian-ts-scaled", "hedgespec",
     ]  # fmt: skip
     assert RIVALS.keys() >= LEARNING | ONE_WAY | ONE_ARM_PER_K | ONE_DRAFT.keys()
+    assert not TOLD & RIVALS.keys()  # those are made for a scenario, not for a pool
+    assert not TOLD & LEARNING
     assert len(every_fixed(POOL)) == 6 + 4 + 2  # K = 1, 2, 3, 4, 6, 8; 1, 2, 3, 4; 1, 2
+
+
+@pytest.mark.parametrize("name", makers())
+def test_every_rival_derives_from_the_base(name: str) -> None:
+    assert isinstance(makers()[name](POOL, np.random.default_rng(1)), Rival)
+
+
+def test_a_rival_that_forgets_a_method_cannot_be_made() -> None:
+    class Deaf(Rival):
+        def choose(self, view: View) -> Choice:
+            return Choice(view.draft, view.draft)
+
+    class Idle(Rival):
+        def observe(self, outcome: Outcome) -> None: ...
+
+    class Unread(OneDraft):
+        def length(self, view: View, drafting: int) -> int:
+            return 1
+
+    with pytest.raises(TypeError, match=r"abstract method '?observe"):
+        Deaf()  # type: ignore[abstract]  # that is the point
+    with pytest.raises(TypeError, match=r"abstract method '?choose"):
+        Idle()  # type: ignore[abstract]  # that is the point
+    with pytest.raises(TypeError, match=r"abstract method '?observe"):
+        Unread("unread", POOL)  # type: ignore[abstract]  # that is the point
+    for unfinished in (Rival, OneDraft, Bandit, Optimist):
+        assert unfinished.__abstractmethods__
 
 
 def test_fixed_says_what_is_wrong() -> None:

@@ -214,11 +214,31 @@ def test_the_clairvoyants_own_arm_earns_exactly_its_due_whatever_the_requests_ar
     assert play(timeline, plain, 0, clairvoyant).logs[0].earned.ravel() == pytest.approx(4.0)
 
 
-def test_evaluated_drafts_cost_their_work_and_show_what_they_would_have_got() -> None:
+def test_an_evaluated_draft_costs_one_pass_over_the_tokens_that_others_had_verified() -> None:
+    drafts = {
+        "a": Draft(seconds_per_pass=0.001, seconds_per_token=0.00001, max_k=4),
+        "b": Draft(kind="ngram", seconds_per_pass=0.0001, seconds_per_token=0.00002, max_k=2),
+    }
+    one = engine(drafts=drafts)
+    outcome = one.settle(one.view(), rows([0, 0, 0, 1], [4, 2, 0, 2], evaluated=np.array([True, True])))
+    # Drafting: 4 passes and 6 tokens of a, 2 and 2 of b; the target verifies 4 + 8 tokens in 12 ms.
+    drafting = 4 * 0.001 + 6 * 0.00001 + 2 * 0.0001 + 2 * 0.00002
+    # Judging: two rows did not draft with a, 5 tokens each; three not with b, which is prepared for 2: 3 tokens each.
+    judging = 0.001 + 2 * 5 * 0.00001 + 0.0001 + 3 * 3 * 0.00002
+    assert one.log.expected[0] == pytest.approx(0.012 + 0.002 + drafting + judging)
+    assert outcome.would_accept is not None
+    assert (outcome.would_accept[1] <= 2).all()
+
+
+def test_judging_a_draft_that_every_row_used_is_free() -> None:
+    one = engine()
+    one.settle(one.view(), rows([0] * 4, [4, 4, 2, 2], evaluated=np.array([True, False])))
+    assert one.log.expected[0] == pytest.approx(0.016 + 0.002 + 4 * 0.001)
+
+
+def test_evaluated_drafts_show_what_they_would_have_got() -> None:
     one = engine()
     outcome = one.settle(one.view(), rows([0] * 4, [4, 4, 2, 2], evaluated=np.array([True, True])))
-    # The batch's largest K is 4; b is prepared for 2. All four rows: 4 passes and 16 tokens of a, 2 and 8 of b.
-    assert one.log.expected[0] == pytest.approx(0.040 * 0 + 0.001 * (4 + 16 + 8) + 0.002 + 4 * 0.001 + 2 * 0.0001)
     assert outcome.would_accept is not None
     assert outcome.would_accept.shape == (2, 4)
     # On the draft that a row holds, the evaluation sees the same luck.
