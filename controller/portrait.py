@@ -27,6 +27,7 @@ class Subject(NamedTuple):
     decision: Decision | None
     estimates: Estimates | None
     rejected: Mapping[str, int]
+    changes: int
     lag: float
     last_frame: float | None
     decisions: int
@@ -46,8 +47,9 @@ def portray(
         time=now,
         mode=subject.mode,
         target=ledger.target,
-        drafts=[] if subject.spec is None else [draft.name for draft in subject.spec.drafts],
+        drafts=_drafts(subject),
         k_values=[] if subject.spec is None else list(subject.spec.ks),
+        changes=subject.changes,
         version=version,
         expires=None if policy is None else expires,
         policy=policy,
@@ -64,6 +66,12 @@ def portray(
         switches=subject.switches,
         records=subject.records,
     )
+
+
+def _drafts(subject: Subject) -> list[view.Draft]:
+    gain = {} if subject.decision is None else {worth.draft: worth.gain for worth in subject.decision.worth}
+    loaded = [] if subject.spec is None else subject.spec.drafts
+    return [view.Draft(draft.name, draft.memory_bytes, gain.get(draft.name)) for draft in loaded]
 
 
 def _engine(incarnation: Incarnation) -> view.Engine:

@@ -24,7 +24,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     due after so long or after so many frames, whichever comes first. `policy_seconds`: how long engines may go on with
     a policy when the controller is silent; it is renewed after a third of that. `lease_seconds`: another replica takes
     over so long after this one died. `mode`: `off` publishes the operators' static choice, and goes on learning.
-    `draws`: Thompson draws of a decision. `seed`: of those draws; for tests.
+    `max_tpot_p95`: bound on the time per output token, seconds; 0: none. `draws`: Thompson draws of a decision. `seed`:
+    of those draws; for tests.
 
     >>> ControllerSettings(policy_seconds=0.5)
     Traceback (most recent call last):
@@ -43,6 +44,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     decide_frames: Annotated[int, msgspec.Meta(ge=1)] = 256
     policy_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0
     lease_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
+    max_tpot_p95: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     draws: Annotated[int, msgspec.Meta(ge=32, le=8192)] = 256
     seed: int | None = None
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"

@@ -113,7 +113,7 @@ class Tuner:
         self.dead: deque[DeadLetter] = deque(maxlen=DEAD_LETTERS)
         self.applied: Version | None = None
         self.view: PoolView | None = None
-        self._config = LearnerConfig(draws=settings.draws)
+        self._config = LearnerConfig(draws=settings.draws, max_tpot_p95=settings.max_tpot_p95)
         self._rng = np.random.default_rng(settings.seed)
         self._spec: PoolSpec | None = None
         self._learner: Learner | None = None
@@ -323,6 +323,7 @@ class Tuner:
             decision=self._decision,
             estimates=estimates,
             rejected={} if self._learner is None else self._learner.rejected,
+            changes=0 if self._learner is None else self._learner.changed,
             lag=self._lag,
             last_frame=self._last_frame,
             decisions=self._decisions,

@@ -187,6 +187,16 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """A loaded draft: what it holds and what it brings. `gain`: goodput lost without it, as a share, at the loads and
+    the mix served; null before anything was served."""
+
+    draft: DraftName
+    memory_bytes: int
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how."""
 
@@ -194,8 +204,9 @@ class PoolView:
     time: UnixSeconds
     mode: str
     target: str
-    drafts: list[str]
+    drafts: list[Draft]
     k_values: list[int]
+    changes: Annotated[int, Field(description="abrupt changes of acceptance found; the history before was dropped")]
     version: PolicyVersion | None
     expires: UnixSeconds | None
     policy: bytes | None

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
 from controller.loop import PoolLoop
-from controller.view import Evidence, Frames, PolicyVersion, PoolTraffic, UnixSeconds
+from controller.view import Draft, Evidence, Frames, PolicyVersion, PoolTraffic, UnixSeconds
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
@@ -37,7 +37,7 @@ class PoolSummary:
     time: UnixSeconds | None = None
     mode: str | None = None
     target: str | None = None
-    drafts: list[str] | None = None
+    drafts: list[Draft] | None = None
     k_values: list[int] | None = None
     engines: int | None = None
     running: int | None = None
@@ -50,6 +50,7 @@ class PoolSummary:
     policy_expires: UnixSeconds | None = None
     decisions: int | None = None
     switches: int | None = None
+    changes: int | None = None
 
 
 def summary(loop: PoolLoop) -> PoolSummary:
@@ -80,6 +81,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         policy_expires=view.expires,
         decisions=view.decisions,
         switches=view.switches,
+        changes=view.changes,
     )
 
 

@@ -1,12 +1,13 @@
 """The evidence on acceptance by engine, context, draft and position: faded, capped, worth its design effect."""
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.learner.changes import Changes
 from controller.learner.discount import Array, FadingRows, Index, blend
 from controller.learner.dispersion import shrunk_design_effects
 from controller.learner.evidence import FEEDING, Contexts
@@ -70,6 +71,7 @@ class AcceptanceEvidence:
         self._form = struct.Struct(f"={2 * positions}d")  # packing floats is faster than converting lists
         self.rows: dict[AcceptanceKey, int] = {}
         self.counts = FadingRows(2 * positions, fast_half_life, slow_half_life)  # seen, then accepted, by position
+        self.changes = Changes(positions)
         self.moment_rows: dict[MomentKey, int] = {}
         self.moments = FadingRows(6 + 5 * positions, fast_half_life, slow_half_life)  # m, 5 totals, 5 lists
 
@@ -102,8 +104,24 @@ class AcceptanceEvidence:
             values = values[good]
             keys = [key for key, fine in zip(keys, good.tolist(), strict=True) if fine]
         rows = [self.rows[key] if key in self.rows else self._new_row(key) for key in keys]
-        self.counts.add(rows, values.reshape(len(rows), 2 * size), time)
+        flat = values.reshape(len(rows), 2 * size)
+        self.counts.add(rows, flat, time)
+        for (_, context, draft), counts in zip(keys, flat, strict=True):
+            self.changes.add(context, draft, engine, counts)
         return bad
+
+    def adapt(self, time: float, design_effect: Mapping[tuple[int, str], float]) -> list[tuple[int, str]]:
+        """Drop the history of cells (context, draft) whose acceptance has changed abruptly; which these were."""
+        changed = []
+        for context, draft in [*self.changes.cells]:
+            recent = self.changes.found(context, draft, design_effect.get((context, draft), 1.0))
+            if recent is None:
+                continue
+            changed.append((context, draft))
+            for (engine, c, d), row in self.rows.items():
+                if (c, d) == (context, draft):
+                    self.counts.replace(row, recent.get(engine, np.zeros(2 * self.positions)), time)
+        return changed
 
     def _new_row(self, key: AcceptanceKey) -> int:
         self.rows[key] = row = self.counts.new_row()

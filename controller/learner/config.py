@@ -23,6 +23,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "prune": (0.0, 0.1),
     "sharpness": (1.0, 10.0),
     "window": (1, 1024),
+    "max_tpot_p95": (0.0, 3600.0),
     "max_domains": (1, 1024),
 }
 
@@ -51,6 +52,7 @@ class LearnerConfig:
     prune: float = 1 / 64  # arms less probable than this are not played
     sharpness: float = 2.0  # power of an arm's probability of being best that gives its share; 1: Thompson sampling
     window: int = 2  # steps for which an engine's draw of arms holds
+    max_tpot_p95: float = 0.0  # seconds a token; bound on the time per output token's 95% quantile, 0: none
     max_domains: int = 64  # further domains are learned as `other`
 
     def __post_init__(self) -> None:

@@ -12,6 +12,8 @@ from controller.learner.discount import Array
 from controller.learner.evidence import Context
 from controller.learner.gate import Gate, nonadaptive_share
 from controller.learner.goodput import alone, joint_response
+from controller.learner.latency import slowest_others
+from controller.learner.latency import within as within_bound
 from controller.learner.policy import (
     Top,
     arm_name,
@@ -26,6 +28,7 @@ from controller.learner.policy import (
     winners,
 )
 from controller.learner.prices import Prices
+from controller.learner.worth import DraftWorth
 from engine.link.messages import NO_DRAFT, DraftChoice, PolicyCell, ProbePlan
 
 _Z90 = 1.6449
@@ -84,6 +87,7 @@ class Decision:
     spec: PoolSpec
     tables: list[LoadTable]
     played: Array  # [contexts, loads, arms]
+    worth: list[DraftWorth]
     _reasons: list[str] = field(default_factory=list)
 
     def arms(self, least: float = 0.0) -> list[Arm]:
@@ -237,13 +241,16 @@ def decide_load(
     gate: Gate,
     playable: NDArray[np.bool_],
     least: Array,
+    core: NDArray[np.bool_],
     stay: Stay,
     now: float,
 ) -> LoadTable:
     """Decide one load (`at` is its index) from its outlook; playable [J, Kn]: prepared and reached,
-    see `ladder`; least [C, J]: share every draft must have, see `introduced`."""
+    see `ladder`; least [C, J]: share every draft must have, see `introduced`; core [C]: see `rows_at`."""
     c, j, count = seen.gain_mean.shape
     admitted = gate.admitted(seen.gain_mean, seen.gain_sd) & playable
+    if config.max_tpot_p95:
+        admitted &= _in_time(seen, stay.top[:, at], core, config.max_tpot_p95)
     admitted[..., 0] = False
     hurdle = 1.0 + gate.margin
     values = np.asarray(seen.gain * admitted, dtype=np.float32)
@@ -285,6 +292,15 @@ def decide_load(
         top=top,
         since=since,
     )
+
+
+def _in_time(seen: Outlook, top: Top, core: NDArray[np.bool_], bound: float) -> NDArray[np.bool_]:
+    """Arms within the bound on latency, given what the other contexts play now."""
+    c, _, count = seen.seconds.shape
+    tokens = seen.speedup * seen.seconds / seen.plain
+    flat = tokens[..., 1:].reshape(c, -1)
+    playing = np.where(top > 0, flat[np.arange(c), np.maximum(top, 1) - 1], 1.0) if count > 1 else np.ones(c)
+    return within_bound(seen.seconds, tokens, seen.speedup_sd, slowest_others(playing, core), bound)
 
 
 def draws_of_tokens(curves: Curves, spec: PoolSpec, rng: np.random.Generator, size: int) -> NDArray[np.float32]:

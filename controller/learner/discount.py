@@ -70,6 +70,11 @@ class FadingRows:
         self.data[row] = 0.0
         self.free.append(row)
 
+    def replace(self, row: int, values: Array, time: float) -> None:
+        """Let a row hold nothing but `values` [width], dated `time`."""
+        self.data[row] = 0.0
+        self.add([row], values[None, :], time)
+
     def add(self, rows: Sequence[int], values: Array, time: float) -> None:
         """Add values [n, width], dated `time` (seconds), to rows [n]; rows may repeat."""
         if not isfinite(time):

@@ -15,6 +15,7 @@ from controller.learner.decision import (
     ladder,
     outlook,
     policy_cells,
+    rows_at,
 )
 from controller.learner.discount import Array
 from controller.learner.estimates import Estimates, achieved_rows, cost_rows, curve_points, plain_prices
@@ -22,6 +23,7 @@ from controller.learner.evidence import REGIMES, Contexts, Delta
 from controller.learner.gate import Gate
 from controller.learner.prices import prices_at
 from controller.learner.steps import StepEvidence, Sums
+from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
 
 MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for longest is folded into the retired
@@ -29,6 +31,8 @@ MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for lon
 _TRIED, _FIRST = 4.0, 0.25
 # In a context that share grows with the steps of other drafts there, so that bad luck does not last.
 _TRIED_HERE, _FIRST_HERE, _PATIENCE = 4.0, 0.1, 500.0
+# Afterwards every draft keeps this share, so that one that improves is found: about seven steps in 3,000.
+_REVISIT = 0.0025
 _HOLD = 24.0  # steps of an engine for which batches draw their drafts at one quantile
 _GOLDEN = 0.6180339887498949
 _PLAIN_SURE = 0.01  # relative sd of the plain price below which probes become rare
@@ -62,6 +66,7 @@ class Learner:
         self.quantiles: Array = np.zeros(len(spec.loads))
         self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
         self.started = False
+        self.changed = 0  # abrupt changes of acceptance found
         self._drafts = frozenset(draft.name for draft in spec.drafts)
 
     def observe(self, delta: Delta) -> None:
@@ -91,6 +96,8 @@ class Learner:
         self._grow()
         contexts = len(self.contexts)
         counts, belief = self._curves(now)
+        if self._adapt(now, counts):
+            counts, belief = self._curves(now)
         _, prices = self._costs(now)
         cost_draws = prices.sample(rng, config.draws)
         tokens = draws_of_tokens(belief, spec, rng, config.draws)
@@ -100,11 +107,12 @@ class Learner:
         playable = prepared & ladder(prices.deepest, spec.ks)
         here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
         least = np.where(counts.seen[:, :, 0] < _TRIED_HERE, here, 0.0)
-        least = np.where(prices.tried < _TRIED, _FIRST, least) * ~self.gate.closed[:, None]
+        least = np.where(prices.tried < _TRIED, _FIRST, np.maximum(least, _REVISIT)) * ~self.gate.closed[:, None]
         steps = self.account.take_pending(contexts)
         batches = steps.sum(axis=0) / prices.loads.rows
         tables: list[LoadTable] = []
         plain_sd: list[float] = []
+        gain: list[Array] = []
         for at, load in enumerate(spec.loads if spec.drafts and len(spec.ks) > 1 else ()):
             rows = float(prices.loads.rows[at])
             # Whoever is held at plain by the gate does not share its passes with the others.
@@ -113,7 +121,12 @@ class Learner:
             drawn = prices_at(cost_draws, at, spec.ks)
             plain_sd.append(float(drawn.plain.std() / drawn.plain.mean()))
             seen = outlook(drawn, load, rows, mix[at], tokens, spec.ks, allowed)
-            tables.append(decide_load(at, spec, config, seen, self.gate, playable, least, self.stay, now))
+            tables.append(
+                decide_load(
+                    at, spec, config, seen, self.gate, playable, least, rows_at(rows, mix[at])[1], self.stay, now
+                )
+            )
+            gain.append(seen.gain_mean)
         if tables and steps.any():
             # What was played since the last decision, judged by what is known now, opens or closes gates for the next.
             shortfall = np.stack([t.shortfall for t in tables], axis=1)
@@ -139,6 +152,7 @@ class Learner:
             spec=spec,
             tables=tables,
             played=self.played.copy(),
+            worth=self._worth(gain, mix, prices.loads.steps),
         )
 
     def estimates(self, now: float) -> Estimates:
@@ -191,6 +205,14 @@ class Learner:
         regimes = np.array([REGIMES.index(regime) for _, regime in self.contexts.names], dtype=np.intp)
         return counts, curves.fit(counts.effective_seen, counts.effective_accepted, regimes)
 
+    def _adapt(self, now: float, counts: Counts) -> bool:
+        """Forget what abrupt changes have made untrue; whether there were any."""
+        drafts = [draft.name for draft in self.spec.drafts]
+        effect = {(c, d): float(counts.deff[c, j, 0]) for c in range(len(counts.deff)) for j, d in enumerate(drafts)}
+        changed = self.acceptance.adapt(now, effect)
+        self.changed += len(changed)
+        return bool(changed)
+
     def _costs(self, now: float, remember: bool = True) -> tuple[list[Sums], cost.CostPosterior]:
         groups = self.steps.gather(now, self.config.memory)
         posterior = cost.fit(groups, self.spec, self.effect_sd)
@@ -212,6 +234,13 @@ class Learner:
         self.quantiles = np.where(over, (self.quantiles + _GOLDEN) % 1.0, self.quantiles)
         self.held = np.where(over, 0.0, self.held)
         return self.quantiles
+
+    def _worth(self, gain: list[Array], mix: Array, served: Array) -> list[DraftWorth]:
+        """What every draft is worth at the loads served so far."""
+        if not gain or not served.any():
+            return []
+        values = gains(np.stack(gain), mix, served).tolist()
+        return [DraftWorth(d.name, d.memory_bytes, g) for d, g in zip(self.spec.drafts, values, strict=True)]
 
     @staticmethod
     def _probe(tables: list[LoadTable], prices: cost.CostPosterior, plain_sd: list[float]) -> ProbePlan:

@@ -66,6 +66,8 @@ class State(msgspec.Struct):
     quantiles: Packed
     held: Packed
     started: bool
+    recent: list[tuple[int, str, list[float], list[list[tuple[str, list[float]]]], float]] = []
+    changed: int = 0
 
 
 def pack(array: "np.ndarray[Any, Any]") -> Packed:
@@ -134,6 +136,8 @@ def dump(learner: "Learner") -> bytes:
             quantiles=pack(learner.quantiles),
             held=pack(learner.held),
             started=learner.started,
+            recent=a.changes.state(),
+            changed=learner.changed,
         )
     )
 
@@ -157,7 +161,8 @@ def restore(learner: "Learner", data: bytes) -> None:
     state = read(data)
     a, s, account, spec = learner.acceptance, learner.steps, learner.account, learner.spec
     learner.contexts = Contexts(learner.config.max_domains, state.contexts)
-    learner.engines, learner.rejected = state.engines, state.rejected
+    learner.engines, learner.rejected, learner.changed = state.engines, state.rejected, state.changed
+    a.changes.restore(state.recent)
     sizes = (state.positions, a.positions)
     a.rows = {(engine, context, draft): row for engine, context, draft, row in state.acceptance_rows}
     _fill(a.counts, state.acceptance, sizes)

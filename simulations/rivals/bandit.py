@@ -1,7 +1,8 @@
 """What the bandits have in common: one arm per (draft, K), one instance per domain, speed as the reward.
 
-The draft of the best arm is a request's draft from admission on; K is the best arm's among those of that draft, afresh
-in every step. A pull is one row in one step, its reward the row's tokens / the step's seconds.
+As published, an arm is chosen for a step: where the pool switches drafts, the rows of a domain play its best arm,
+afresh in every step. Where it does not, the draft of the best arm is a request's draft from admission on, and K the
+best arm's among those of that draft. A pull is one row in one step, its reward the row's tokens / the step's seconds.
 """
 
 from abc import abstractmethod
@@ -51,11 +52,14 @@ class Bandit(Rival):
         return np.divide(sums, pulls, out=np.full_like(sums, s / n if s > 0 else 1.0), where=pulls > 0)
 
     def choose(self, view: View) -> Choice:
-        """Best arm's draft for new rows; best arm of its draft for every row."""
+        """The best arm of each row's domain, or of its draft where that is held."""
         draft = np.where(view.new, NO_DRAFT, view.draft)
         if not len(draft):
             return Choice(draft, np.zeros_like(draft))
         usable = (self.drafts == NO_DRAFT) | loaded(view, self.drafts)
+        if self.pool.switches:
+            arms = np.where(usable, self.scores(), -np.inf).argmax(axis=1)[view.domain]
+            return Choice(self.drafts[arms], self.ks[arms])
         if view.new.any():
             draft[view.new] = self.drafts[self.admitted(view.domain[view.new], usable)]
         scores = self.scores()

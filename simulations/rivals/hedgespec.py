@@ -62,14 +62,16 @@ class HedgeSpec(Rival):
         return self.weight
 
     def choose(self, view: View) -> Choice:
-        """Drafts of new rows by their weights; every other loaded draft is evaluated."""
+        """Drafts by their weights, of all rows where the pool switches, else of new ones; the others are evaluated."""
         draft = np.where(view.new, NO_DRAFT, view.draft)
+        drawn = np.ones_like(view.new) if self.pool.switches else view.new
         if not len(draft) or not view.available.any():
             return Choice(draft, np.zeros_like(draft))
-        if view.new.any():
-            steps = self.weights(view.available)[view.domain[view.new]].cumsum(axis=1)
-            u = self.rng.random((len(steps), 1))
-            draft[view.new] = np.minimum((u >= steps).sum(axis=1), np.flatnonzero(view.available)[-1])
+        if drawn.any():
+            steps = self.weights(view.available)[view.domain[drawn]].cumsum(axis=1)
+            # One draw for the step where drafts switch: rows on different drafts would pay for all of them.
+            u = self.rng.random((1, 1) if self.pool.switches else (len(steps), 1))
+            draft[drawn] = np.minimum((u >= steps).sum(axis=1), np.flatnonzero(view.available)[-1])
         k = np.where(loaded(view, draft), self.k[draft], 0)
         drafting = np.bincount(draft[k > 0], minlength=len(view.available))
         others = view.available & (drafting < len(draft))  # a draft that every row uses shows all there is to see

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.cli.demo.trial import ADAPTIVE, PLAIN, Arm, Group, interleave
+from controller.cli.demo.trial import ADAPTIVE, PLAIN, Arm, Group, groups_alone, interleave
+from controller.cli.demo.verdict import Block
 
 ARMS = [ADAPTIVE, PLAIN, Arm("ngram", 4)]
 GROUPS = [
@@ -45,3 +46,14 @@ async def test_all_arms_get_the_same_groups_however_soon_time_is_up(late: bool, 
     # Two rows were charged a second each; two slots share them.
     assert (results[PLAIN][0].block.tokens, results[PLAIN][0].block.seconds) == (16, 1.0)
     assert results[PLAIN][0].steps == {"code": 4, "chat": 4}
+    assert results[PLAIN][0].rows == [Block(8, 1.0)] * 2
+
+
+async def test_prompts_of_one_domain_add_up_and_stay_apart_by_row() -> None:
+    groups = groups_alone([[{"role": "user", "content": str(i)}] for i in range(2)], "code", 3)
+    group = next(groups)
+    assert [messages[0]["content"] for _, messages in (*group.prompts, *next(groups).prompts)] == list("010101")
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://engine") as client:
+        (result,) = (await interleave(client, "m", [group], [PLAIN], 8, 3))[PLAIN]
+    assert (result.domains, result.steps, result.rows) == ({"code": Block(24, 3.0)}, {"code": 12}, [Block(8, 1.0)] * 3)
+    assert result.block == Block(24, 1.0)

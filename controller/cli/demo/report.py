@@ -12,8 +12,10 @@ from controller.cli.demo.verdict import Ratio, goodput, paired_ratio
 
 @dataclass
 class Report:
-    """`sweep`: every arm on the first half of the prompts. `scored`: on the second half, adaptive, plain,
-    the arm that was best in all on the first half (`best`) and those best for each domain (`own`)."""
+    """`sweep`: every arm on the first half of the prompts. `scored`: on the second half, adaptive, plain and the arm
+    that was best in all on the first half (`best`). `alone`: by domain, batches of that domain only, on the second
+    half: adaptive and the domain's own best arm of the first half (`own`). In a mixed batch a row is charged for the
+    others' draft tokens too, so what suits a domain shows only where it is alone."""
 
     seed: int
     policy: dict[str, Any]
@@ -21,6 +23,7 @@ class Report:
     scored: dict[Arm, list[BlockResult]]
     best: Arm
     own: dict[str, Arm]
+    alone: dict[str, dict[Arm, list[BlockResult]]]
     domains: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -35,8 +38,8 @@ class Report:
         return paired_ratio([b.block for b in self.scored[ADAPTIVE]], [b.block for b in self.scored[arm]])
 
     def by_domain(self, domain: str, arm: Arm) -> Ratio:
-        """Adaptive over `arm` on the second half, one domain's rows by the seconds they were charged."""
-        ours, theirs = ([b.domains[domain] for b in self.scored[a]] for a in (ADAPTIVE, arm))
+        """Adaptive over `arm` in batches of one domain, prompt by prompt, by the seconds they were charged."""
+        ours, theirs = ([row for b in self.alone[domain][a] for row in b.rows] for a in (ADAPTIVE, arm))
         return paired_ratio(ours, theirs)
 
     def likely_k(self, draft: str, load: int) -> dict[str, int]:
@@ -58,9 +61,10 @@ class Report:
                 str(arm): {
                     "tokens_per_second": goodput([b.block for b in blocks]),
                     "blocks": [[b.block.tokens, b.block.seconds] for b in blocks],
-                    "domains": {d: goodput([b.domains[d] for b in blocks]) for d in self.own},
+                    "domains": {d: goodput([b.domains[d] for b in blocks]) for d in blocks[0].domains},
                     "tokens_per_step": {
-                        d: sum(b.domains[d].tokens for b in blocks) / sum(b.steps[d] for b in blocks) for d in self.own
+                        d: sum(b.domains[d].tokens for b in blocks) / sum(b.steps[d] for b in blocks)
+                        for d in blocks[0].domains
                     },
                 }
                 for arm, blocks in results.items()
@@ -72,6 +76,7 @@ class Report:
             "cpu": self.cpu,
             "sweep": arms(self.sweep),
             "scored": arms(self.scored),
+            "alone": {d: arms(results) for d, results in self.alone.items()},
             "best_fixed": str(self.best),
             "best_by_domain": {d: str(arm) for d, arm in self.own.items()},
             "over_plain": vars(self.overall(PLAIN)),
@@ -97,7 +102,6 @@ def print_report(report: Report, console: Console) -> None:
     verdict.add_row("plain decoding", str(report.overall(PLAIN)))
     verdict.add_row(f"best single fixed choice ({report.best})", str(report.overall(report.best)))
     for domain, arm in report.own.items():
-        verdict.add_row(f"{domain} alone: plain", str(report.by_domain(domain, PLAIN)))
         verdict.add_row(f"{domain} alone: its own best fixed choice ({arm})", str(report.by_domain(domain, arm)))
     console.print(verdict)
     for draft in sorted({arm.draft for arm in report.sweep if arm.draft not in (None, "none")} - {None}, key=str):

@@ -8,6 +8,7 @@ decoding and against what the first half said was best.
 import asyncio
 import dataclasses
 import json
+import math
 import random
 import signal
 import sys
@@ -24,7 +25,16 @@ from rich.live import Live
 from controller.cli.demo.processes import Processes, StartError, free_port
 from controller.cli.demo.report import Report, print_report
 from controller.cli.demo.table import fetch_json, live_table
-from controller.cli.demo.trial import ADAPTIVE, PLAIN, Arm, BlockResult, Group, groups_of, interleave
+from controller.cli.demo.trial import (
+    ADAPTIVE,
+    PLAIN,
+    Arm,
+    BlockResult,
+    Group,
+    groups_alone,
+    groups_of,
+    interleave,
+)
 from controller.cli.demo.verdict import goodput
 
 if TYPE_CHECKING:
@@ -42,20 +52,23 @@ class DemoError(RuntimeError):
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """`learn_seconds`: traffic before measuring. `concurrency`: requests decoded together. `max_tokens`: per answer.
-    `trials`, `scores`: at most so many groups of prompts (one per domain) for the sweep and for the final comparison,
-    as far as they end `sweep_until` and `score_until` seconds after the start."""
+    `trials`, `scores`, `alone`: at most so many groups of prompts for the sweep, for the final comparison (one prompt
+    per domain each) and for that of single domains, as far as they end `sweep_until`, `score_until` and `alone_until`
+    seconds after the start."""
 
     keep: bool = False
     quick: bool = False
     seed: int = 0
     json: Path | None = None
-    learn_seconds: float = 110.0
+    learn_seconds: float = 100.0
     concurrency: int = 3
     max_tokens: int = 48
     trials: int = 3
     scores: int = 12
-    sweep_until: float = 200.0
-    score_until: float = 335.0
+    alone: int = 6
+    sweep_until: float = 170.0
+    score_until: float = 245.0
+    alone_until: float = 350.0
     drafts: tuple[str, ...] = ()
 
 
@@ -72,7 +85,15 @@ def run(options: DemoOptions) -> None:
     """Run the demo. Raises `DemoError`; Ctrl-C and SIGTERM stop every part and return."""
     if options.quick:
         options = dataclasses.replace(
-            options, learn_seconds=20.0, trials=1, scores=2, max_tokens=32, sweep_until=60.0, score_until=90.0
+            options,
+            learn_seconds=20.0,
+            trials=1,
+            scores=2,
+            alone=1,
+            max_tokens=32,
+            sweep_until=60.0,
+            score_until=90.0,
+            alone_until=100.0,
         )
     console, began = Console(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -225,10 +246,23 @@ async def _measure(
     sweep = await blocks(first, [PLAIN, ADAPTIVE, *fixed], title, options.sweep_until, 1)
     best = max([PLAIN, *fixed], key=lambda arm: goodput([b.block for b in sweep[arm]]))
     own = {d: max([PLAIN, *fixed], key=lambda arm: goodput([b.domains[d] for b in sweep[arm]])) for d in DOMAINS}
-    arms = list(dict.fromkeys([ADAPTIVE, PLAIN, best, *own.values()]))
+    arms = list(dict.fromkeys([ADAPTIVE, PLAIN, best]))
     scored = await blocks(second, arms, "scoring on the second half", options.score_until, 2)
+    apart = {d: groups_alone(halves[1][d], d, options.concurrency) for d in DOMAINS}
+    alone: dict[str, dict[Arm, list[BlockResult]]] = {d: {ADAPTIVE: [], own[d]: []} for d in DOMAINS}
+    longest = 0.0
+    for turn in range(options.alone):
+        started = time.monotonic()
+        if turn and started + longest > began + options.alone_until:
+            break
+        for d in DOMAINS:
+            order = [ADAPTIVE, own[d]] if turn % 2 else [own[d], ADAPTIVE]
+            result = await blocks([next(apart[d])], order, f"scoring {d} alone", math.inf, 1)
+            for arm, results in result.items():
+                alone[d][arm] += results
+        longest = max(longest, time.monotonic() - started)
     live.update("")
-    return Report(seed=options.seed, policy=policy, sweep=sweep, scored=scored, best=best, own=own)
+    return Report(seed=options.seed, policy=policy, sweep=sweep, scored=scored, best=best, own=own, alone=alone)
 
 
 async def _policy(api: httpx.Client, group: Processes) -> Any:

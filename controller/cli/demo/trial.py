@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,9 @@ class Group:
 
 @dataclass(frozen=True)
 class BlockResult:
-    """One group under one arm: by domain the tokens, the seconds its rows were charged (each row the whole step) and
-    the steps; and the block in all, whose seconds are the row-seconds shared by the slots.
+    """One group under one arm: by domain and by prompt (in the group's order) the tokens and the seconds its rows were
+    charged (each row the whole step), by domain the steps; and the block in all, whose seconds are the row-seconds
+    shared by the slots.
 
     So many seconds would the block take if another request took over every slot that falls free, as it does on a loaded
     server. The wall clock of a block would only show its slowest row: the others wait for it with their slots empty.
@@ -54,12 +56,20 @@ class BlockResult:
     block: Block
     domains: dict[str, Block]
     steps: dict[str, int]
+    rows: list[Block]
 
 
 def groups_of(prompts: Mapping[str, Sequence[list[dict[str, str]]]], domains: Sequence[str]) -> Iterator[Group]:
     """Groups of one prompt per domain, going round each domain's prompts for ever."""
     for rows in zip(*(itertools.cycle(prompts[d]) for d in domains), strict=True):
         yield Group(list(zip(domains, rows, strict=True)))
+
+
+def groups_alone(prompts: Sequence[list[dict[str, str]]], domain: str, size: int) -> Iterator[Group]:
+    """Groups of `size` prompts of one domain, one after the other, going round for ever."""
+    endless = itertools.cycle(prompts)
+    while True:
+        yield Group([(domain, next(endless)) for _ in range(size)])
 
 
 async def complete(
@@ -103,15 +113,17 @@ async def run_block(
 
     bodies = await asyncio.gather(*(one(domain, messages) for domain, messages in group.prompts))
     domains: dict[str, Block] = {}
-    steps: dict[str, int] = {}
-    tokens = 0
+    steps: Counter[str] = Counter()
+    rows: list[Block] = []
     for (domain, _), body in zip(group.prompts, bodies, strict=True):
         akc = facts(body)
-        tokens += akc["tokens"]
-        domains[domain] = Block(akc["tokens"], akc["row_seconds"])
-        steps[domain] = akc["steps"]
-    slots = min(concurrency, len(group.prompts))
-    return BlockResult(Block(tokens, sum(d.seconds for d in domains.values()) / slots), domains, steps)
+        rows.append(Block(akc["tokens"], akc["row_seconds"]))
+        so_far = domains.get(domain, Block(0, 0.0))
+        domains[domain] = Block(so_far.tokens + rows[-1].tokens, so_far.seconds + rows[-1].seconds)
+        steps[domain] += akc["steps"]
+    slots = min(concurrency, len(rows))
+    whole = Block(sum(r.tokens for r in rows), sum(r.seconds for r in rows) / slots)
+    return BlockResult(whole, domains, dict(steps), rows)
 
 
 async def interleave(

@@ -1,0 +1,103 @@
+"""Abrupt changes: the statistic against scipy's G test, changes found soon, and none seen where there is none."""
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+
+from controller.learner import Delta, Learner, LearnerConfig, PoolSpec
+from controller.learner.changes import BLOCK, Changes, ratio
+from controller.learner.discount import Array
+from engine.link.messages import AcceptanceCell, DraftInfo
+
+
+def counts(rng: np.random.Generator, acceptance: list[float], steps: int) -> Array:
+    """Seen and accepted by position of so many full-depth steps."""
+    kept = np.logical_and.accumulate(rng.random((steps, len(acceptance))) < acceptance, axis=1).sum(axis=1)
+    accepted = [int((kept > i).sum()) for i in range(len(acceptance))]
+    return np.array([steps, *accepted[:-1], *accepted], dtype=np.float64)
+
+
+def test_the_ratio_is_the_g_test_of_every_position_added_up() -> None:
+    before = np.array([[[50.0, 30.0, 5.0], [30.0, 20.0, 1.0]]])
+    after = np.array([[[40.0, 36.0, 20.0], [36.0, 20.0, 19.0]]])
+    g, freedom = ratio(before, after)
+    tables = [[[30, 20], [36, 4]], [[20, 10], [20, 16]]]  # the third position has too few counts before
+    expected = sum(chi2_contingency(t, correction=False, lambda_="log-likelihood").statistic for t in tables)
+    assert g[0] == pytest.approx(expected)
+    assert freedom[0] == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_collapse_is_found_within_few_blocks_and_what_came_before_is_dropped(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    changes = Changes(4)
+    for _ in range(60):
+        changes.add(0, "d", "e", counts(rng, [0.9, 0.9, 0.9, 0.9], 12))
+        assert changes.found(0, "d", 1.0) is None
+    recent, block = None, 0
+    while recent is None and block < 3:
+        block += 1
+        changes.add(0, "d", "e", counts(rng, [0.3, 0.5, 0.5, 0.5], 12))
+        recent = changes.found(0, "d", 1.0)
+    assert recent is not None
+    assert abs(recent["e"][0] - 12 * block) <= 12  # the split is where the change was, give or take a block
+
+
+def test_no_change_is_seen_in_steady_requests_that_differ() -> None:
+    """Requests of 24 steps whose acceptance differs; the design effect holds the false alarms down."""
+    rng = np.random.default_rng(0)
+    changes = Changes(3)
+    shares = rng.beta(12, 6, size=800)
+    segments = rng.binomial(24, shares)
+    between = segments.var(ddof=1) / (24 * shares.mean() * (1 - shares.mean()))
+    alarms = 0
+    for share in shares:
+        changes.add(0, "d", "e", counts(rng, [share] * 3, 24))
+        alarms += changes.found(0, "d", between) is not None
+    assert alarms == 0
+
+
+def test_evidence_of_engines_is_kept_apart_and_survives_a_dump() -> None:
+    changes = Changes(1)
+    for i in range(20):
+        changes.add(1, "d", f"e{i % 2}", np.array([BLOCK, BLOCK if i >= 16 else 0.0]))
+    again = Changes(1)
+    again.restore(changes.state())
+    recent = again.found(1, "d", 1.0)
+    assert recent is None or set(recent) == {"e0", "e1"}
+    again.add(1, "d", "e0", np.array([BLOCK, BLOCK]))
+    recent = changes.found(1, "d", 1.0)
+    assert recent is not None
+    assert {engine: x.tolist() for engine, x in recent.items()} == {"e0": [2 * BLOCK] * 2, "e1": [2 * BLOCK] * 2}
+    other = Changes(2)
+    other.restore(changes.state())
+    assert other.cells == {}
+
+
+def test_the_learner_believes_a_collapsed_draft_s_new_acceptance_at_once() -> None:
+    learner = Learner(LearnerConfig(draws=64), PoolSpec((DraftInfo("d", "model", 2),), (0, 1, 2), max_batch=1))
+    rng = np.random.default_rng(0)
+
+    def serve(acceptance: float, blocks: int, start: float) -> float:
+        for i in range(blocks):
+            seen = counts(rng, [acceptance] * 2, 24)
+            cell = AcceptanceCell(
+                "code", "greedy", "d", "policy", [int(x) for x in seen[:2]], [int(x) for x in seen[2:]]
+            )
+            learner.observe(Delta("e", start + i, [cell], [], [], []))
+            learner.decide(start + i, rng)
+        return start + blocks
+
+    def believed(now: float) -> float:
+        (point, *_) = [p for p in learner.estimates(now).curves if (p.domain, p.draft) == ("code", "d")]
+        return point.mean
+
+    now = serve(0.95, 100, 0.0)
+    assert believed(now) == pytest.approx(0.95, abs=0.02)
+    assert learner.changed == 0
+    now = serve(0.2, 8, now)
+    assert learner.changed == 1
+    assert believed(now) == pytest.approx(0.2, abs=0.08)  # 2,400 steps of before would leave it at .89
+    kept = Learner.load(learner.dump(), learner.config, learner.spec)
+    assert kept.changed == 1
+    assert [*kept.acceptance.changes.cells] == [*learner.acceptance.changes.cells]

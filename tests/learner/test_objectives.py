@@ -1,0 +1,68 @@
+"""The bound on latency, and what a draft is worth: numbers worked out by hand, and a learner that knows its pool."""
+
+import numpy as np
+import pytest
+
+from controller.learner import Learner, LearnerConfig
+from controller.learner.decision import Decision
+from controller.learner.latency import slowest_others, within
+from controller.learner.worth import gains
+from tests.learner.world import THREE_DOMAINS, play
+
+
+def test_a_row_must_not_lengthen_the_step_beyond_what_the_slowest_other_row_may_wait() -> None:
+    seconds = np.array([[[0.020, 0.030, 0.040]], [[0.020, 0.030, 0.040]]])
+    tokens = np.array([[[1.0, 2.5, 3.2]], [[1.0, 1.4, 1.5]]])
+    others = slowest_others(np.array([2.5, 1.4]), np.array([True, True]))
+    assert others.tolist() == [1.4, 2.5]
+    # Context 0 at 40 ms leaves context 1, which emits 1.4 tokens a step, at 28.6 ms a token.
+    fine = within(seconds, tokens, np.zeros_like(seconds), others, 0.022)
+    assert fine.tolist() == [[[True, True, False]], [[True, True, False]]]
+    # A doubt of 10% asks for 18% of room: exp(1.645 * 0.1) = 1.179.
+    fine = within(seconds, tokens, np.full_like(seconds, 0.1), others, 0.022)
+    assert fine.tolist() == [[[False, False, False]], [[False, False, False]]]
+    assert within(seconds, tokens, np.full_like(seconds, 0.1), others, 0.0253).tolist()[0][0] == [True, True, False]
+
+
+def test_alone_nobody_else_has_to_wait() -> None:
+    assert slowest_others(np.array([2.0, 3.0]), np.array([False, False])).tolist() == [np.inf, np.inf]
+
+
+def test_worth_is_what_would_be_lost_and_two_alike_are_worth_nothing() -> None:
+    gain = np.ones((2, 1, 2, 2))
+    gain[0, 0, :, 1] = 1.5  # at the first load both drafts bring the same
+    gain[1, 0, 0, 1] = 2.0  # at the second only the first does
+    assert gains(gain, np.ones((2, 1)), np.array([100.0, 0.0])).tolist() == [0.0, 0.0]
+    assert gains(gain, np.ones((2, 1)), np.array([0.0, 100.0])).tolist() == [1.0, 0.0]
+    # Half the steps each: 1.75 with it, 1.25 without it.
+    assert gains(gain, np.ones((2, 1)), np.array([50.0, 50.0])) == pytest.approx([0.4, 0.0])
+
+
+@pytest.fixture(scope="module")
+def informed() -> Learner:
+    learner, _ = play(THREE_DOMAINS, 0, 3000, LearnerConfig(draws=64))
+    return learner
+
+
+def decide(learner: Learner, bound: float) -> Decision:
+    again = Learner.load(learner.dump(), LearnerConfig(draws=64, max_tpot_p95=bound, dwell=0.0), learner.spec)
+    return again.decide(1e9, np.random.default_rng(0))
+
+
+def test_the_bound_rules_out_what_breaks_it_and_nothing_else(informed: Learner) -> None:
+    free, loose = decide(informed, 0.0), decide(informed, 1000.0)
+    assert [t.top.tolist() for t in free.tables] == [t.top.tolist() for t in loose.tables]
+    tight = decide(informed, 1e-6)
+    assert all((t.top == 0).all() for t in tight.tables)
+    best = max(arm.goodput_row for arm in free.arms() if arm.domain == "code")
+    bound = 1.02 / best  # just what the best arm of code reaches, its doubt included or not
+    played = [arm for arm in decide(informed, bound).arms(least=0.2) if arm.k and arm.domain == "code"]
+    assert all(1 / arm.goodput_row <= bound for arm in played)
+
+
+def test_the_draft_in_use_is_worth_the_most(informed: Learner) -> None:
+    decision = decide(informed, 0.0)
+    worth = {w.draft: w.gain for w in decision.worth}
+    used = max(decision.arms(), key=lambda arm: arm.played * (arm.domain == "code")).draft
+    assert max(worth, key=lambda name: worth[name]) == used
+    assert worth[used] > 0.1
