@@ -176,7 +176,7 @@ def demo(
         int, typer.Option(parser=_seed, metavar="INTEGER", help="Order of the prompts and the controller's draws.")
     ] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the measured results to this file.")] = None,
-    learn_seconds: Annotated[float, typer.Option(help="Seconds of traffic before anything is measured.")] = 100.0,
+    learn_seconds: Annotated[float, typer.Option(help="Seconds of traffic before anything is measured.")] = 90.0,
 ) -> None:
     """The whole loop on this machine: watch K part ways by domain, then compare. Example: akc demo --keep"""
     _check_demo(draft or [], json)
