@@ -107,21 +107,17 @@ class AcceptanceEvidence:
         flat = values.reshape(len(rows), 2 * size)
         self.counts.add(rows, flat, time)
         for (_, context, draft), counts in zip(keys, flat, strict=True):
-            self.changes.add(context, draft, engine, counts)
+            self.changes.add(context, draft, engine, counts.copy())  # a view would keep the frame's whole buffer
         return bad
 
     def adapt(self, time: float, design_effect: Mapping[tuple[int, str], float]) -> list[tuple[int, str]]:
         """Drop the history of cells (context, draft) whose acceptance has changed abruptly; which these were."""
-        changed = []
-        for context, draft in [*self.changes.cells]:
-            recent = self.changes.found(context, draft, design_effect.get((context, draft), 1.0))
-            if recent is None:
-                continue
-            changed.append((context, draft))
-            for (engine, c, d), row in self.rows.items():
-                if (c, d) == (context, draft):
-                    self.counts.replace(row, recent.get(engine, np.zeros(2 * self.positions)), time)
-        return changed
+        changed = self.changes.found(design_effect)
+        for (engine, context, draft), row in self.rows.items():
+            if (context, draft) in changed:
+                recent = changed[context, draft].get(engine, np.zeros(2 * self.positions))
+                self.counts.replace(row, recent, time)
+        return list(changed)
 
     def _new_row(self, key: AcceptanceKey) -> int:
         self.rows[key] = row = self.counts.new_row()

@@ -1,19 +1,28 @@
-"""Abrupt changes of acceptance: a likelihood-ratio test of the latest blocks of steps against what came before.
+"""Abrupt changes of acceptance: tests of the latest blocks of steps against what came before.
 
-Evidence of one (context, draft) is cut into blocks of about BLOCK steps. After each block, every split of the last
-BLOCKS of them is tried: with n, a the counts seen and accepted by position before (0) and after (1) the split,
+Evidence of one draft is cut into blocks of about BLOCK steps, for every context apart and for all contexts together.
+After each block, every split of the last BLOCKS of them is tried, with n, a the counts seen and accepted by stratum
+(position, or context and position) before (0) and after (1) the split:
 
-    G(split) = 2 sum_i [ l(a1, n1) + l(a0, n0) - l(a0 + a1, n0 + n1) ],
-    l(a, n) = a log(a / n) + (n - a) log(1 - a / n)
+* any change in a context: G = 2 sum_i [ l(a1, n1) + l(a0, n0) - l(a0 + a1, n0 + n1) ] with
+  l(a, n) = a log(a / n) + (n - a) log(1 - a / n), about chi-squared with a degree of freedom for every position that
+  has counts on both sides (Wilks 1938; the generalised likelihood ratio of Basseville & Nikiforov 1993, section 2.4);
+* a shift of all strata the same way: z = sum (a1 - e) / sqrt(sum v), e = n1 m / N, v = n0 n1 m (N - m) / (N^2 (N - 1)),
+  m accepted of N in both (Cochran 1954; Mantel & Haenszel 1959). It sees what few steps of a draft that is hardly
+  played show in several contexts, and a change of the mix of contexts does not deceive it.
 
-is about chi-squared with as many degrees of freedom as there are positions with counts on both sides (Wilks 1938; the
-generalised likelihood ratio of Basseville & Nikiforov 1993, section 2.4). Requests are correlated in themselves, so G
-is divided by the design effect. Above the quantile of FALSE_ALARM the history up to the best split is dropped.
+An engine is a stratum of its own: one that is unlike the others, or lies, is no change when its turn comes. Where
+several engines show both sides, the others must show the change whichever engine is left out, or it is that engine that
+has changed and not the draft.
+
+Requests are correlated in themselves, so G and z^2 are divided by the design effect. Beyond the quantile of FALSE_ALARM
+the history up to the best split is dropped, in every context that takes part in the change.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from scipy.special import xlogy
@@ -23,27 +32,31 @@ from controller.learner.discount import Array
 
 BLOCK = 12.0  # first positions seen
 BLOCKS = 32
-LEAST = 8.0  # counts of a position on either side of a split, for it to be compared
+LEAST = 8.0  # counts of a position on either side of a split, for it to be compared by G
 MEMORY = 400.0  # first positions seen that are remembered from before the blocks
 FALSE_ALARM = 1e-6  # a pool tests dozens of cells thousands of times
+ALL = -1  # the context that stands for all of them
+_SEEN_BY_OTHERS = 3.0  # z of all engines but any one
+_TAKES_PART = 1.0  # z of a context from which it takes part in a change seen over all contexts
 
-Part = tuple[str, Array]  # engine, counts seen and accepted by position [2 * P]
+Name = TypeVar("Name", bound=Hashable)
+Part = tuple[str, int, Array]  # engine, context, counts seen and accepted by position [2 * P]
+Stratum = tuple[str, int]  # engine, context
+Saved = tuple[int, str, list[tuple[str, int, list[float]]], list[list[tuple[str, int, list[float]]]], float]
 
 
 def log_likelihood(accepted: Array, seen: Array) -> Array:
-    """Binomial log-likelihood at the best rate, up to a constant.
+    """Binomial log-likelihood at the best rate, up to a constant: a log(a / n) + (n - a) log((n - a) / n).
 
     >>> log_likelihood(np.array([0.0, 2.0]), np.array([4.0, 4.0])).round(4).tolist()
     [0.0, -2.7726]
     """
     missed = seen - accepted
-    return np.asarray(
-        xlogy(accepted, accepted) + xlogy(missed, missed) - xlogy(seen, seen), dtype=np.float64
-    )  # a log(a / n) + (n - a) log((n - a) / n)
+    return np.asarray(xlogy(accepted, accepted) + xlogy(missed, missed) - xlogy(seen, seen), dtype=np.float64)
 
 
 def ratio(before: Array, after: Array) -> tuple[Array, Array]:
-    """G and its degrees of freedom [S] from counts seen and accepted on both sides, [S, 2, P] each.
+    """G and its degrees of freedom [S] from counts seen and accepted on both sides, [S, 2, strata] each.
 
     >>> before, after = np.array([[[40.0], [20.0]]]), np.array([[[40.0], [40.0]]])
     >>> g, freedom = ratio(before, after)
@@ -57,91 +70,188 @@ def ratio(before: Array, after: Array) -> tuple[Array, Array]:
     return 2.0 * np.where(both, g, 0.0).sum(axis=1), both.sum(axis=1)
 
 
+def shift(before: Array, after: Array) -> Array:
+    """z [S] of a shift of all strata the same way, positive for a rise; counts as for `ratio`.
+
+    >>> before, after = np.array([[[40.0], [20.0]]]), np.array([[[40.0], [40.0]]])
+    >>> float(shift(before, after)[0].round(3))                  # (40 - 30) / sqrt(40 * 40 * 60 * 20 / (6400 * 79))
+    5.132
+    """
+    total, m = before[:, 0] + after[:, 0], before[:, 1] + after[:, 1]
+    both = (before[:, 0] > 0) & (after[:, 0] > 0)
+    expected = after[:, 0] * m / np.maximum(total, 1.0)
+    variance = before[:, 0] * after[:, 0] * m * (total - m) / np.maximum(total**2 * (total - 1.0), 1.0)
+    excess = np.where(both, after[:, 1] - expected, 0.0).sum(axis=1)
+    return np.asarray(excess / np.sqrt(np.maximum(np.where(both, variance, 0.0).sum(axis=1), 1e-9)), dtype=np.float64)
+
+
 @dataclass(slots=True)
 class _History:
-    """Blocks of one (context, draft), the open one last, and the sum of what came before them [2 * P]."""
+    """Blocks of one draft in one context or in all, the open one last, and by context the sum of what came before."""
 
-    older: Array
+    older: dict[Stratum, Array] = field(default_factory=dict)
     blocks: deque[list[Part]] = field(default_factory=lambda: deque([[]]))
     seen: float = 0.0  # first positions in the open block
     due: bool = False  # a block has been closed since the last test
 
+    def add(self, part: Part) -> None:
+        """Take in one part; close the open block when it is full."""
+        self.blocks[-1].append(part)
+        self.seen += float(part[2][0])
+        if self.seen < BLOCK:
+            return
+        self.seen, self.due = 0.0, True
+        self.blocks.append([])
+        if len(self.blocks) > BLOCKS + 1:
+            for engine, context, counts in self.blocks.popleft():
+                self.older[engine, context] = self.older.get((engine, context), 0.0) + counts
+            for stratum, counts in self.older.items():
+                self.older[stratum] = counts * min(1.0, MEMORY / max(float(counts[0]), 1.0))
+
+    def splits(self, positions: int) -> tuple[list[Stratum], Array, Array]:
+        """Strata seen in the closed blocks, and counts before and after every split [S, strata, 2, P]."""
+        closed = [*self.blocks][:-1]
+        strata = sorted({(e, c) for block in closed for e, c, _ in block})
+        at = {stratum: i for i, stratum in enumerate(strata)}
+        sums = np.zeros((len(closed) + 1, len(strata), 2 * positions))
+        for stratum in strata:
+            sums[0, at[stratum]] = self.older.get(stratum, 0.0)
+        for number, block in enumerate(closed, start=1):
+            for engine, context, counts in block:
+                sums[number, at[engine, context]] += counts
+        upto = np.cumsum(sums, axis=0).reshape(len(sums), len(strata), 2, positions)
+        return strata, upto[:-1], upto[-1] - upto[:-1]
+
+    def cut(self, split: int) -> "_History":
+        """The history since a split."""
+        return _History({}, deque([*self.blocks][split:]), self.seen)
+
 
 class Changes:
-    """Watches every (context, draft); `positions`: length of the curves."""
+    """Watches every draft in every context; `positions`: length of the curves."""
 
     def __init__(self, positions: int) -> None:
         self.positions = positions
-        self.cells: dict[tuple[int, str], _History] = {}
+        self.histories: dict[tuple[int, str], _History] = {}
 
     def add(self, context: int, draft: str, engine: str, counts: Array) -> None:
         """Take in counts of one interval, seen and accepted by position [2 * P]."""
-        cell = self.cells.get((context, draft))
-        if cell is None:
-            cell = self.cells[context, draft] = _History(np.zeros(2 * self.positions))
-        cell.blocks[-1].append((engine, counts))
-        cell.seen += float(counts[0])
-        if cell.seen >= BLOCK:
-            cell.seen, cell.due = 0.0, True
-            cell.blocks.append([])
-            if len(cell.blocks) > BLOCKS + 1:
-                cell.older = cell.older + _sum(cell.blocks.popleft(), self.positions)
-                cell.older *= min(1.0, MEMORY / max(cell.older[0], 1.0))
+        for key in ((context, draft), (ALL, draft)):
+            history = self.histories.get(key)
+            if history is None:
+                history = self.histories[key] = _History()
+            history.add((engine, context, counts))
 
-    def found(self, context: int, draft: str, design_effect: float) -> dict[str, Array] | None:
-        """Counts by engine since a change, where there has been one; what came before is forgotten here.
+    def found(self, design_effect: Mapping[tuple[int, str], float]) -> dict[tuple[int, str], dict[str, Array]]:
+        """By (context, draft) that has changed the counts by engine since; what came before is forgotten here.
 
-        None while nothing has changed, and where no block was closed since the last call.
+        Only histories of which a block was closed since the last call are tested.
 
         >>> changes = Changes(1)
         >>> for accepted in [6.0] * 8 + [12.0] * 3:                   # 6 of 12 accepted for long, then all
         ...     changes.add(0, "small", "e", np.array([12.0, accepted]))
-        >>> changes.found(0, "small", 1.0)
-        {'e': array([36., 36.])}
-        >>> changes.found(0, "small", 1.0) is None
-        True
+        >>> changes.found({})
+        {(0, 'small'): {'e': array([36., 36.])}}
+        >>> changes.found({})
+        {}
         """
-        cell = self.cells.get((context, draft))
-        if cell is None or not cell.due:
-            return None
-        cell.due = False
-        closed = [*cell.blocks][:-1]
-        sums = np.cumsum([cell.older, *(_sum(block, self.positions) for block in closed)], axis=0)
-        before = sums[:-1].reshape(-1, 2, self.positions)
-        after = (sums[-1] - sums[:-1]).reshape(-1, 2, self.positions)
-        g, freedom = ratio(before, after)
-        # In standard terms of how far each lies above its own threshold: splits differ in degrees of freedom.
-        excess = g / max(design_effect, 1.0) - chi2.isf(FALSE_ALARM, np.maximum(freedom, 1))
-        best = int(excess.argmax())
-        if excess[best] <= 0 or not freedom[best]:
-            return None
-        kept = [*closed[best:], cell.blocks[-1]]
-        self.cells[context, draft] = _History(np.zeros(2 * self.positions), deque(kept), cell.seen)
-        recent: dict[str, Array] = {}
-        for block in kept:
-            for engine, counts in block:
-                recent[engine] = recent.get(engine, 0.0) + counts
-        return recent
+        changed: dict[tuple[int, str], dict[str, Array]] = {}
+        for (context, draft), history in sorted(self.histories.items(), reverse=True):  # ALL comes last
+            if not history.due:
+                continue
+            history.due = False
+            strata, before, after = history.splits(self.positions)
+            # The effect of the steps that count: contexts of a pooled history differ little in it.
+            effect = max([1.0, *(design_effect.get((c, draft), 1.0) for _, c in strata)])
+            split = self._split(before, after, effect, any_change=context != ALL)
+            if split is None or not _without_any(strata, before[split], after[split]):
+                continue
+            self.histories[context, draft] = history.cut(split)
+            own = _grouped([c for _, c in strata], before[split], after[split])
+            way = np.sign(sum(own.values()))
+            for c in [c for c, z in own.items() if context != ALL or z * way >= _TAKES_PART]:
+                if (c, draft) not in changed:
+                    changed[c, draft] = _by_engine(history, split, c)
+                    self.histories[c, draft] = self._alone(history, split, c)
+        return changed
 
-    def state(self) -> list[tuple[int, str, list[float], list[list[tuple[str, list[float]]]], float]]:
+    def _split(self, before: Array, after: Array, effect: float, *, any_change: bool) -> int | None:
+        """The split at which the evidence of a change is strongest, if it is strong enough."""
+        flat = [np.moveaxis(side, 2, 1).reshape(len(side), 2, -1) for side in (before, after)]
+        excess = shift(*flat) ** 2 / effect - chi2.isf(FALSE_ALARM, 1)
+        # Few counts on one side make z^2 less normal than its quantile assumes.
+        enough = np.minimum(*(side[:, :, 0, 0].sum(axis=1) for side in (before, after))) >= LEAST
+        excess = np.where(enough, excess, -np.inf)
+        if any_change:
+            g, freedom = ratio(*flat)
+            other = np.where(freedom > 0, g / effect - chi2.isf(FALSE_ALARM, np.maximum(freedom, 1)), -np.inf)
+            excess = np.maximum(excess, other)
+        best = int(excess.argmax())
+        return best if excess[best] > 0 else None
+
+    @staticmethod
+    def _alone(history: _History, split: int, context: int) -> _History:
+        """One context's history since a split of one that may hold several."""
+        blocks = [[part for part in block if part[1] == context] for block in [*history.blocks][split:]]
+        return _History({}, deque(blocks), sum(float(part[2][0]) for part in blocks[-1]))
+
+    def state(self) -> list[Saved]:
         """Everything, as plain lists, for `restore`."""
         return [
-            (c, d, h.older.tolist(), [[(e, x.tolist()) for e, x in block] for block in h.blocks], h.seen)
-            for (c, d), h in self.cells.items()
+            (
+                context,
+                draft,
+                [(e, c, counts.tolist()) for (e, c), counts in h.older.items()],
+                [[(e, c, counts.tolist()) for e, c, counts in block] for block in h.blocks],
+                h.seen,
+            )
+            for (context, draft), h in self.histories.items()
         ]
 
-    def restore(
-        self, state: Sequence[tuple[int, str, list[float], list[list[tuple[str, list[float]]]], float]]
-    ) -> None:
-        """The opposite of `state`; histories of another number of positions are left out."""
-        for c, d, older, blocks, seen in state:
-            if len(older) == 2 * self.positions:
-                parts = deque([[(e, np.array(x)) for e, x in block] for block in blocks])
-                self.cells[c, d] = _History(np.array(older), parts, seen)
+    def restore(self, state: Sequence[Saved]) -> None:
+        """The opposite of `state`; counts of another number of positions are left out."""
+
+        def fits(values: Sequence[float]) -> bool:
+            return len(values) == 2 * self.positions
+
+        for context, draft, older, blocks, seen in state:
+            self.histories[context, draft] = _History(
+                {(e, c): np.array(counts) for e, c, counts in older if fits(counts)},
+                deque([[(e, c, np.array(counts)) for e, c, counts in block if fits(counts)] for block in blocks]),
+                seen,
+            )
 
 
-def _sum(block: Sequence[Part], positions: int) -> Array:
-    total = np.zeros(2 * positions)
-    for _, counts in block:
-        total += counts
-    return total
+def _grouped(names: Sequence[Name], before: Array, after: Array) -> dict[Name, float]:
+    """z of every group of strata; names [strata], counts [strata, 2, P]."""
+    found: dict[Name, float] = {}
+    for name in dict.fromkeys(names):
+        mine = [i for i, other in enumerate(names) if other == name]
+        sides = (np.moveaxis(side[mine], 1, 0).reshape(1, 2, -1) for side in (before, after))
+        found[name] = float(shift(*sides)[0])
+    return found
+
+
+def _without_any(strata: Sequence[Stratum], before: Array, after: Array) -> bool:
+    """Whether the change is seen whichever engine is left out, where several engines show both sides."""
+    engines = [e for e, _ in strata]
+    shown = {e for e, b, a in zip(engines, before, after, strict=True) if min(b[0, 0], a[0, 0]) >= 1.0}
+    if len(set(engines)) < 2:
+        return True
+    if len(shown) < 2:
+        return False  # nobody else can tell yet
+
+    def z(left_out: str | None) -> float:
+        rest = [i for i, engine in enumerate(engines) if engine != left_out]
+        return float(shift(*(np.moveaxis(side[rest], 1, 0).reshape(1, 2, -1) for side in (before, after)))[0])
+
+    way = np.sign(z(None))
+    return all(z(engine) * way >= _SEEN_BY_OTHERS for engine in shown)
+
+
+def _by_engine(history: _History, split: int, context: int) -> dict[str, Array]:
+    recent: dict[str, Array] = {}
+    parts: Iterable[Part] = (part for block in [*history.blocks][split:] for part in block if part[1] == context)
+    for engine, _, counts in parts:
+        recent[engine] = recent.get(engine, 0.0) + counts
+    return recent

@@ -71,6 +71,7 @@ class LoadTable:
     closed: NDArray[np.bool_]  # [contexts]
     seconds: Array  # [contexts, J, Kn]: expected seconds of a step
     given_draft: Array  # [contexts, J, Kn]: P(K | draft)
+    in_time: NDArray[np.bool_]  # [contexts, J, Kn]: within the bound on latency
     top: Top  # [contexts]
     since: Array  # [contexts]
 
@@ -241,16 +242,19 @@ def decide_load(
     gate: Gate,
     playable: NDArray[np.bool_],
     least: Array,
+    revisit: Array,
     core: NDArray[np.bool_],
     stay: Stay,
     now: float,
 ) -> LoadTable:
     """Decide one load (`at` is its index) from its outlook; playable [J, Kn]: prepared and reached,
-    see `ladder`; least [C, J]: share every draft must have, see `introduced`; core [C]: see `rows_at`."""
+    see `ladder`; least, revisit [C, J]: shares every draft must have, see `introduced`; core [C]: see `rows_at`."""
     c, j, count = seen.gain_mean.shape
     admitted = gate.admitted(seen.gain_mean, seen.gain_sd) & playable
+    in_time = np.ones_like(admitted)
     if config.max_tpot_p95:
-        admitted &= _in_time(seen, stay.top[:, at], core, config.max_tpot_p95)
+        in_time = _in_time(seen, stay.top[:, at], core, config.max_tpot_p95)
+        admitted &= in_time
     admitted[..., 0] = False
     hurdle = 1.0 + gate.margin
     values = np.asarray(seen.gain * admitted, dtype=np.float32)
@@ -270,6 +274,11 @@ def decide_load(
         return float((value(context, new) > value(context, old)).mean())
 
     shares = introduced(pruned(wanted, config.prune), within, least)
+    # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
+    tried = np.asarray(seen.gain * (playable & in_time), dtype=np.float32)
+    tried[..., 0] = 0.0
+    levels = tried.argmax(axis=3)
+    shares = introduced(shares, frequencies(levels.reshape(len(levels), c * j), count).reshape(c, j, count), revisit)
     calm = (now, config.dwell, config.hysteresis)
     shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
     joint = shares[:, 1:].reshape(c, j, count - 1)
@@ -286,9 +295,10 @@ def decide_load(
         shortfall=flat_arms(shortfall, 0.0),
         speedup=speedup,
         speedup_sd=flat_arms(seen.speedup_sd, seen.idle_sd),
-        closed=gate.closed.copy(),
+        closed=gate.shut.copy(),
         seconds=seen.seconds,
         given_draft=conditional(joint, within, config.draws, config.prune),
+        in_time=in_time,
         top=top,
         since=since,
     )
@@ -334,6 +344,7 @@ def policy_cells(
         draw = None if table.load == 1 else round(u, 6)
         given = rounded(table.given_draft).tolist()
         seconds = np.maximum(np.round(table.seconds, 8), 1e-8).tolist()
+        in_time = table.in_time.tolist()
         expected = np.round((table.probability * table.speedup).sum(axis=1), 4).tolist()
         for c, (domain, regime) in enumerate(contexts):
             # The plain price of the load stands with `none`.
@@ -348,7 +359,12 @@ def policy_cells(
                         [(k, q) for k, q in zip(ks[:n], given[c][j], strict=False) if q > 0],
                         alpha[c][j][:deepest],
                         beta[c][j][:deepest],
-                        list(zip(ks[:n], seconds[c][j], strict=False)),
+                        # What a request's own luck may move K to: a K without a price is none of it.
+                        [
+                            (k, s)
+                            for k, s, fine in zip(ks[:n], seconds[c][j], in_time[c][j], strict=False)
+                            if fine or not k
+                        ],
                     )
                 )
             cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], draw, expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes

@@ -5,12 +5,14 @@ would swamp ten steps): for every batch step since the last decision, with arms 
 
     reserve += epsilon - loss,   loss = sum_arm pi(arm) * E[seconds / plain - tokens], by today's posterior
 
-kept at B0 or below. So a context may lose B0 steps to find out, and epsilon of its steps for ever.
+kept at B0 or below. So a context may lose B0 steps to find out, and epsilon of its steps for ever. The pool holds a
+reserve of B0 too, on the sum over contexts: where nothing helps anywhere the contexts together lose B0, and where
+drafts help in one of them its gains pay for looking in the others.
 
 * an arm is *sure* when the lower bound of its gain clears 1 + margin: it may always be played;
 * it is *open* while its upper bound reaches 1 + margin and there is something left to learn, its gain known no better
   than the margin: it may be played while the reserve lasts (explore early);
-* a closed gate (reserve spent, until half of it is back) plays sure arms only; mostly that is none.
+* a closed gate (own or pool's reserve spent, until half of it is back) plays sure arms only; mostly that is none.
 
 Either way plain wins a draw unless an arm beats it by the margin.
 """
@@ -31,6 +33,8 @@ class Gate:
         self.budget, self.epsilon, self.margin = budget, epsilon, margin
         self.reserve: Array = np.zeros(0)
         self.closed: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self.pool_reserve = budget
+        self.pool_closed = False
 
     def grow(self, contexts: int) -> None:
         """Give contexts new since the last call a full budget."""
@@ -51,13 +55,20 @@ class Gate:
         change = (steps * (self.epsilon - loss)).sum(axis=1)
         self.reserve = np.minimum(self.budget, self.reserve + change)
         self.closed = np.where(self.closed, self.reserve < 0.5 * self.budget, self.reserve <= 0.0)
+        self.pool_reserve = min(self.budget, self.pool_reserve + float(change.sum()))
+        self.pool_closed = self.pool_reserve < 0.5 * self.budget if self.pool_closed else self.pool_reserve <= 0.0
+
+    @property
+    def shut(self) -> NDArray[np.bool_]:
+        """Contexts that may play sure arms only, [contexts]."""
+        return self.closed | self.pool_closed
 
     def admitted(self, mean: Array, relative_sd: Array) -> NDArray[np.bool_]:
         """Which arms may be played, [contexts, ...], from mean and relative sd of their gain over plain, same shape."""
         edge = 1.0 + self.margin
         hopeful = (mean * np.exp(_Z_HIGH * relative_sd) >= edge) & (relative_sd > self.margin)
         sure = mean * np.exp(-_Z_LOW * relative_sd) >= edge
-        closed = self.closed.reshape(-1, *[1] * (mean.ndim - 1))
+        closed = self.shut.reshape(-1, *[1] * (mean.ndim - 1))
         return np.asarray(np.where(closed, sure, sure | hopeful), dtype=bool)
 
 

@@ -107,7 +107,8 @@ class Learner:
         playable = prepared & ladder(prices.deepest, spec.ks)
         here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
         least = np.where(counts.seen[:, :, 0] < _TRIED_HERE, here, 0.0)
-        least = np.where(prices.tried < _TRIED, _FIRST, np.maximum(least, _REVISIT)) * ~self.gate.closed[:, None]
+        least = np.where(prices.tried < _TRIED, _FIRST, least) * ~self.gate.shut[:, None]
+        revisit = np.full(least.shape, _REVISIT) * ~self.gate.shut[:, None]
         steps = self.account.take_pending(contexts)
         batches = steps.sum(axis=0) / prices.loads.rows
         tables: list[LoadTable] = []
@@ -116,14 +117,24 @@ class Learner:
         for at, load in enumerate(spec.loads if spec.drafts and len(spec.ks) > 1 else ()):
             rows = float(prices.loads.rows[at])
             # Whoever is held at plain by the gate does not share its passes with the others.
-            free = ~(self.gate.closed & (self.stay.top[:, at] <= 0))
+            free = ~(self.gate.shut & (self.stay.top[:, at] <= 0))
             allowed = playable & free[:, None, None]
             drawn = prices_at(cost_draws, at, spec.ks)
             plain_sd.append(float(drawn.plain.std() / drawn.plain.mean()))
             seen = outlook(drawn, load, rows, mix[at], tokens, spec.ks, allowed)
             tables.append(
                 decide_load(
-                    at, spec, config, seen, self.gate, playable, least, rows_at(rows, mix[at])[1], self.stay, now
+                    at,
+                    spec,
+                    config,
+                    seen,
+                    self.gate,
+                    playable,
+                    least,
+                    revisit,
+                    rows_at(rows, mix[at])[1],
+                    self.stay,
+                    now,
                 )
             )
             gain.append(seen.gain_mean)
@@ -264,5 +275,6 @@ class Learner:
             aside = np.where(np.arange(t.gain.shape[1]) == t.top[:, None], 0.0, t.probability)
             explored = aside.sum(axis=1)
             loss = (aside * np.maximum(1.0 - t.gain / best, 0.0)).sum(axis=1) / np.maximum(explored, 1e-9)
-            total += float((np.maximum(self.gate.reserve, 0.0) * n / np.maximum(loss, 0.01) * (explored > 0)).sum())
+            left = np.minimum(np.maximum(self.gate.reserve, 0.0), max(self.gate.pool_reserve, 0.0))
+            total += float((left * n / np.maximum(loss, 0.01) * (explored > 0)).sum())
         return int(min(total / max(len(self.engines), 1) / len(tables), 1_000_000))

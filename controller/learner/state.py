@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from controller.learner.changes import Saved
 from controller.learner.discount import FadingRows
 from controller.learner.evidence import Contexts
 from controller.learner.steps import packed_width
@@ -66,8 +67,10 @@ class State(msgspec.Struct):
     quantiles: Packed
     held: Packed
     started: bool
-    recent: list[tuple[int, str, list[float], list[list[tuple[str, list[float]]]], float]] = []
-    changed: int = 0
+    histories: list[Saved] = []
+    changes: int = 0
+    pool_reserve: float | None = None
+    pool_closed: bool = False
 
 
 def pack(array: "np.ndarray[Any, Any]") -> Packed:
@@ -136,8 +139,10 @@ def dump(learner: "Learner") -> bytes:
             quantiles=pack(learner.quantiles),
             held=pack(learner.held),
             started=learner.started,
-            recent=a.changes.state(),
-            changed=learner.changed,
+            histories=a.changes.state(),
+            changes=learner.changed,
+            pool_reserve=learner.gate.pool_reserve,
+            pool_closed=learner.gate.pool_closed,
         )
     )
 
@@ -161,8 +166,8 @@ def restore(learner: "Learner", data: bytes) -> None:
     state = read(data)
     a, s, account, spec = learner.acceptance, learner.steps, learner.account, learner.spec
     learner.contexts = Contexts(learner.config.max_domains, state.contexts)
-    learner.engines, learner.rejected, learner.changed = state.engines, state.rejected, state.changed
-    a.changes.restore(state.recent)
+    learner.engines, learner.rejected, learner.changed = state.engines, state.rejected, state.changes
+    a.changes.restore(state.histories)
     sizes = (state.positions, a.positions)
     a.rows = {(engine, context, draft): row for engine, context, draft, row in state.acceptance_rows}
     _fill(a.counts, state.acceptance, sizes)
@@ -181,6 +186,8 @@ def restore(learner: "Learner", data: bytes) -> None:
         if kept != row:  # the pool's largest batch shrank: its highest bucket takes in those above
             account.sums.fold(row, kept)
     learner.gate.reserve, learner.gate.closed = unpack(state.reserve), unpack(state.closed)
+    if state.pool_reserve is not None:
+        learner.gate.pool_reserve, learner.gate.pool_closed = state.pool_reserve, state.pool_closed
     learner.effect_sd = state.effect_sd
     same = (state.drafts, state.ks, state.loads) == ([d.name for d in spec.drafts], list(spec.ks), list(spec.loads))
     if same:

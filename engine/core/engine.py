@@ -204,7 +204,7 @@ class Engine:
                 self._last_end - began,
                 rows,
                 sum(e.asked + 1 for e in result.decoded),
-                sum(p.size for p in batch.prefills),
+                sum(p.size for p in batch.prefills) + result.read,
                 self._cache.tokens,
                 result.drafted,
             )
@@ -247,8 +247,8 @@ class Engine:
         regime = request.params.regime
         ticket = self._guarded("admit", lambda: self.link.admit(request.domain, regime, batch))
         request.ticket = ticket if ticket is not None else Ticket(request.domain, regime, NO_DRAFT)
-        # Each draft gets a state, since the link may change a request's draft. One that never guesses costs nothing but
-        # what was set aside for it anyway.
+        # Each draft gets a state, since the link may change a request's draft. One that never guesses takes the cache
+        # row set aside for it anyway; an eagle head's also keeps the target's hidden states, until it is asked.
         request.draft_states = {name: draft.admit() for name, draft in self.drafts.items()}
         self._equip(request)
 

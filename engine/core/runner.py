@@ -29,11 +29,13 @@ class Emission(NamedTuple):
 class StepResult(NamedTuple):
     """`decoded`: the decode rows; `begun`: prompts completed, with their first token. `drafted`: per draft that ran,
     (tokens asked for, passes). Asked, not offered: a policy can only choose what to ask for, so that is what its price
-    and its yield must be booked under (a draft that offers nothing makes a cheap step with nothing accepted)."""
+    and its yield must be booked under (a draft that offers nothing makes a cheap step with nothing accepted). `read`:
+    tokens that drafts read because they were not asked for long."""
 
     decoded: list[Emission]
     begun: list[Emission]
     drafted: Mapping[str, tuple[int, int]]
+    read: int = 0
 
 
 class _Row(NamedTuple):
@@ -86,6 +88,7 @@ class Runner:
             [e for e in emitted if e.request.number in decodes],
             [e for e in emitted if e.request.number in begins],
             drafted,
+            sum(proposal.read for proposal, _ in proposals),
         )
 
     def _draft(self, batch: Batch) -> list[tuple[Proposal, list[Request]]]:

@@ -176,7 +176,10 @@ class Chooser:
                 self._u = (self._u + _GOLDEN) % 1.0
                 self._window_left = force.table.policy.window
                 self._stamp += 1
-        elif force is None and self._probe_static(tickets):
+        elif force is not None:
+            if not force.acting:
+                self._probe_left = 0  # what a policy ordered ends with it
+        elif self._probe_static(tickets):
             return [0] * len(tickets)
         load = load_bucket(max(1, batch))
         state = (force, load, self._exploit)
@@ -226,7 +229,11 @@ class Chooser:
         ticket.variant = "adaptive"
         own = None if ticket.evidence is None else ticket.evidence.own_k
         ticket.k = ticket.base if own is None else own
-        ticket.explores = own is None and (ticket.draft != cell.best.draft or ticket.base != cell.best.best_k)
+        # A draft drawn for a window is exploration whatever K the request's own luck gives it; one held is not.
+        drawn = own is None or self._switch is not None
+        ticket.explores = (drawn and ticket.draft != cell.best.draft) or (
+            own is None and ticket.base != cell.best.best_k
+        )
 
     def _arm(self, ticket: Ticket, table: Table, load: int) -> tuple[Cell, Choice, int] | None:
         """Cell, draft and K of a request by the policy; its draft is switched where the engine can."""
@@ -237,6 +244,7 @@ class Chooser:
             choice, k = (cell.best, cell.best.best_k) if self._exploit else cell.arm(self._u)
             if choice.draft == ticket.draft or self._switch(ticket, choice.draft):
                 return cell, choice, k
+            ticket.stamp = -1  # refused for now: ask again at the next step, so that the rows come together
         found = table.choice(ticket.domain, ticket.regime, load, ticket.draft)
         if found is None:
             return None

@@ -13,6 +13,7 @@ from typing import TypeVar
 from engine.link.cells import SEGMENT_STEPS, AcceptanceCounts, AccountCounts, CostCounts, MomentCounts, Segment
 from engine.link.messages import (
     MAX_K,
+    NO_DRAFT,
     OTHER,
     AcceptanceCell,
     AccountCell,
@@ -100,14 +101,16 @@ class Counters:
         False, and nothing has changed, where the new draft's key is beyond the cap or a snapshot is being taken.
         """
         key = (ticket.domain, ticket.regime, draft)
-        if key not in self._keys and ticket.domain != OTHER and len(self._keys) >= self._key_cap:
+        capped = ticket.domain != OTHER and draft != NO_DRAFT
+        if capped and key not in self._keys and len(self._keys) >= self._key_cap:
             return False
         if not self._lock.acquire(blocking=False):
             return False
         try:
             self._drain()
             ticket.take(draft)
-            self._keys.add(key)
+            if capped:
+                self._keys.add(key)
         finally:
             self._lock.release()
         return True

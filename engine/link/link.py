@@ -144,16 +144,24 @@ class Link:
         ordered = plain and self._ordered > 0
         self._recorded += 1  # the counters' own number lags while a snapshot is being taken
         self.counters.record(step, probing=ordered)
+        if self._tracer is not None:  # before the rows' own evidence moves their K
+            version = self._chooser.version
+            for row in step.rows:
+                if row.ticket.trace is not None:
+                    row.ticket.trace.add(
+                        self._recorded,
+                        load,
+                        row,
+                        step.seconds,
+                        ordered=ordered,
+                        batch=rows,
+                        prefill=step.prefill,
+                        version=version,
+                    )
         self._chooser.observe(step)
         if self._breaker is not None:
             prefill = prefill_bucket(step.prefill)
             self._breaker.observe(load, prefill, plain=plain, rows=rows, tokens=tokens, seconds=step.seconds)
-        if self._tracer is not None:
-            for row in step.rows:
-                if row.ticket.trace is not None:
-                    row.ticket.trace.add(
-                        self._recorded, load, row, step.seconds, ordered=ordered, batch=rows, prefill=step.prefill
-                    )
 
     def finish(self, ticket: Ticket) -> None:
         """The request has ended or was aborted. Call it once, after its last step was recorded."""

@@ -57,7 +57,8 @@ class StaticChoice(Message, frozen=True):
 
 
 class EngineDescription(Message, frozen=True):
-    """What an engine is. Sent with every full frame; engines of one pool agree on target and drafts.
+    """What an engine is. Sent with every full frame; engines of one pool agree on target and hardware,
+    and drafts of one name are of one kind.
 
     `switches`: a request's draft may change between two of its steps; else it stays as drawn at admission.
     """

@@ -21,8 +21,9 @@ class TraceLine(Message, frozen=True):
     evidence, a clamp, a probe or the breaker set it), `drafted`, `accepted`, `seen`, `emitted`, `limited`, `seconds`
     (of the whole step), `batch` (its decode rows), `prefill` (prompt tokens read in it; 0, like `batch`, where the
     writer does not say).
-    `draft`, `draft_p`: draft at admission and its probability. `switched`: the draft of each step, where the engine can
-    change it within a request; empty where all are `draft`. `version`: policy at admission, null for the static choice.
+    `draft`, `draft_p`: draft at admission and its probability. Where the engine changed the draft within the request,
+    by step: `switched` the draft, `draft_ps` its probability (null without a policy), `versions` the policy in force;
+    else these are empty. `version`: policy at admission, null for the static choice.
     """
 
     engine: str
@@ -48,6 +49,8 @@ class TraceLine(Message, frozen=True):
     batch: list[int] = msgspec.field(default_factory=list)
     prefill: list[int] = msgspec.field(default_factory=list)
     switched: list[str] = msgspec.field(default_factory=list)
+    draft_ps: list[float | None] = msgspec.field(default_factory=list)
+    versions: list[Version | None] = msgspec.field(default_factory=list)
 
 
 _STEP_FIELDS = TraceLine.__struct_fields__[TraceLine.__struct_fields__.index("step") :]
@@ -62,7 +65,7 @@ class RequestTrace:
         self.steps = 0
         self.draft = draft
         self.switched = False
-        self.rows: list[tuple[int, int, int, float | None, int, int, int, int, bool, float, int, int, str]] = []
+        self.rows: list[tuple[Any, ...]] = []  # in the order of the fields of TraceLine from `step` on
 
     def add(
         self,
@@ -74,6 +77,7 @@ class RequestTrace:
         ordered: bool,
         batch: int = 0,
         prefill: int = 0,
+        version: Version | None = None,
     ) -> None:
         """Keep one row of a completed step; `ordered`: the whole batch was told to run at K = 0."""
         self.steps += 1
@@ -87,22 +91,9 @@ class RequestTrace:
         elif choice is not None:
             p = choice.probability.get(drafted)
         planned = 0 if ordered else ticket.k
-        step = (
-            number,
-            load,
-            planned,
-            p,
-            drafted,
-            accepted,
-            seen,
-            emitted,
-            limited,
-            seconds,
-            batch,
-            prefill,
-            ticket.draft,
-        )
-        self.rows.append(step)
+        shown = (drafted, accepted, seen, emitted, limited, seconds, batch, prefill)
+        share = None if choice is None else choice.p
+        self.rows.append((number, load, planned, p, *shown, ticket.draft, share, version))
         self.switched |= ticket.draft != self.draft
 
 
@@ -150,7 +141,7 @@ class Tracer:
     def _line(self, ticket: Ticket, trace: RequestTrace) -> TraceLine:
         columns: list[list[Any]] = [list(c) for c in zip(*trace.rows, strict=True)] or [[] for _ in _STEP_FIELDS]
         if not trace.switched:
-            columns[-1] = []
+            columns[-3:] = [[], [], []]
         by_step: dict[str, Any] = dict(zip(_STEP_FIELDS, columns, strict=True))
         return TraceLine(
             *self._names,

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.core import Engine, SamplingParams
 from engine.link import EngineDescription, Link, LinkSettings, StaticLink, StepOutcome, Ticket
-from engine.link.messages import Regime, StaticChoice
+from engine.link.messages import NO_DRAFT, DraftChoice, Policy, PolicyCell, Regime, StaticChoice, encode
 from engine.models import fetch_smollm2, load_prompts
 
 EAGLE = Path(__file__).parents[2] / "engine" / "data" / "smollm2-eagle"
@@ -175,8 +175,20 @@ def price_link(bench: Bench, row: Row, draft: str) -> None:
         [0, row.k],
         StaticChoice(draft, row.k),
         row.batch,
+        switches=True,
     )
-    link = TimedLink(Link(LinkSettings(static_draft=draft, static_k=row.k), describe))
+    real = Link(LinkSettings(static_draft=draft, static_k=row.k), describe)
+    # A policy that moves every row every two steps between two K, the most that a controller asks for.
+    prices = [(0, 0.05), (row.k, 0.06)]
+    choice = DraftChoice(draft, 0.5, [(row.k, 1.0)], [7.0] * row.k, [3.0] * row.k, prices)
+    plain = DraftChoice(NO_DRAFT, 0.5, [(0, 1.0)], seconds=prices[:1])
+    cells = [PolicyCell(d, "greedy", 1, [plain, choice]) for d in ("code", "math", "chat", "other")]
+    now = time.time()
+    policy = Policy(
+        "default", (1, 1), now, now + 3600, StaticChoice(draft, row.k), [0, row.k], cells, window=2, allowance=10**9
+    )
+    real.judge.judge(encode(policy), now)
+    link = TimedLink(real)
     engine.link = link
     for group in bench.groups(row):
         engine.generate(group, bench.params)

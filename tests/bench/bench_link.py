@@ -14,10 +14,10 @@ ROUNDS, STEPS = 15, 200
 def _policy() -> Policy:
     arms = [(0, 0.1), (2, 0.2), (4, 0.6), (6, 0.1)]
     seconds = [(0, 0.05), (2, 0.06), (4, 0.07), (6, 0.08)]
-    choice = DraftChoice("model", 1.0, arms, [7.0] * 8, [3.0] * 8, seconds)
-    cells = [PolicyCell(d, "greedy", load, [choice]) for d in ("code", "math", "chat") for load in (1, 2, 4, 8, 16)]
+    choices = [DraftChoice(name, 0.5, arms, [7.0] * 8, [3.0] * 8, seconds) for name in ("model", "other")]
+    cells = [PolicyCell(d, "greedy", load, choices) for d in ("code", "math", "chat") for load in (1, 2, 4, 8, 16)]
     now = time.time()
-    return Policy("bench", (1, 1), now, now + 3600, StaticChoice(), [0, 2, 4, 6], cells, allowance=10**9)
+    return Policy("bench", (1, 1), now, now + 3600, StaticChoice(), [0, 2, 4, 6], cells, window=2, allowance=10**9)
 
 
 def _microseconds(call: Callable[[], object]) -> float:
@@ -32,8 +32,8 @@ def _microseconds(call: Callable[[], object]) -> float:
 
 
 def _measure(rows: int) -> tuple[float, float, float]:
-    drafts = [DraftInfo("model", "model", 8)]
-    describe = EngineDescription("bench", "t", "cpu", drafts, [0, 2, 4, 6], StaticChoice(), 64)
+    drafts = [DraftInfo("model", "model", 8), DraftInfo("other", "model", 8)]
+    describe = EngineDescription("bench", "t", "cpu", drafts, [0, 2, 4, 6], StaticChoice(), 64, switches=True)
     link = Link(LinkSettings(pool="bench", seed=1), describe)
     link.judge.judge(encode(_policy()), time.time())
     tickets: list[Ticket] = [link.admit(("code", "math", "chat")[i % 3], "greedy", rows) for i in range(rows)]

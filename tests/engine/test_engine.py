@@ -75,6 +75,23 @@ def test_a_draft_may_change_at_any_step_of_a_request(seed: int, llama: Path, sou
     assert all(tokens == kept for tokens, kept in mine)
 
 
+def test_what_a_draft_missed_for_long_is_booked_as_prefill(llama: Path, sources: dict[str, str | Path]) -> None:
+    class Late(Recorder):
+        def plan(self, tickets: Sequence[Ticket], batch: int) -> list[int]:
+            if len(self.outcomes) == 10:
+                tickets[0].take("small")
+            return super().plan(tickets, batch)
+
+    link = Late(choose=lambda ticket, batch: 2)
+    engine = build(llama, sources, link, prefill_budget=64)
+    engine.generate([prompts(1, longest=1)[0] * 50], GREEDY)
+    prefill = [step.prefill for step in link.outcomes]
+    # A prompt of 50 in the first step, which emits a token; nine plain steps emit one each: the draft reads 60.
+    assert prefill[:12] == [50, *[0] * 9, 60, 0]
+    assert not any(prefill[12:])
+    assert link.outcomes[10].drafted == {"small": (2, 2)}
+
+
 def test_the_targets_own_weights_as_draft_are_always_accepted(llama: Path, sources: dict[str, str | Path]) -> None:
     link = Recorder("self", 4)
     build(llama, sources, link).generate(prompts(3), GREEDY)

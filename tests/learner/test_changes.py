@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from controller.learner import Delta, Learner, LearnerConfig, PoolSpec
-from controller.learner.changes import BLOCK, Changes, ratio
+from controller.learner.changes import BLOCK, Changes, ratio, shift
 from controller.learner.discount import Array
 from engine.link.messages import AcceptanceCell, DraftInfo
 
@@ -33,12 +33,12 @@ def test_a_collapse_is_found_within_few_blocks_and_what_came_before_is_dropped(s
     changes = Changes(4)
     for _ in range(60):
         changes.add(0, "d", "e", counts(rng, [0.9, 0.9, 0.9, 0.9], 12))
-        assert changes.found(0, "d", 1.0) is None
+        assert changes.found({}) == {}
     recent, block = None, 0
     while recent is None and block < 3:
         block += 1
         changes.add(0, "d", "e", counts(rng, [0.3, 0.5, 0.5, 0.5], 12))
-        recent = changes.found(0, "d", 1.0)
+        recent = changes.found({}).get((0, "d"))
     assert recent is not None
     assert abs(recent["e"][0] - 12 * block) <= 12  # the split is where the change was, give or take a block
 
@@ -53,25 +53,80 @@ def test_no_change_is_seen_in_steady_requests_that_differ() -> None:
     alarms = 0
     for share in shares:
         changes.add(0, "d", "e", counts(rng, [share] * 3, 24))
-        alarms += changes.found(0, "d", between) is not None
+        alarms += len(changes.found({(0, "d"): between}))
     assert alarms == 0
 
 
 def test_evidence_of_engines_is_kept_apart_and_survives_a_dump() -> None:
     changes = Changes(1)
-    for i in range(20):
+    for i in range(18):
         changes.add(1, "d", f"e{i % 2}", np.array([BLOCK, BLOCK if i >= 16 else 0.0]))
     again = Changes(1)
     again.restore(changes.state())
-    recent = again.found(1, "d", 1.0)
-    assert recent is None or set(recent) == {"e0", "e1"}
-    again.add(1, "d", "e0", np.array([BLOCK, BLOCK]))
-    recent = changes.found(1, "d", 1.0)
-    assert recent is not None
-    assert {engine: x.tolist() for engine, x in recent.items()} == {"e0": [2 * BLOCK] * 2, "e1": [2 * BLOCK] * 2}
+    for one in (changes, again):
+        one.add(1, "d", "e0", np.array([BLOCK, BLOCK]))
+        recent = one.found({})[1, "d"]
+        assert {engine: x.tolist() for engine, x in recent.items()} == {"e0": [2 * BLOCK] * 2, "e1": [BLOCK] * 2}
     other = Changes(2)
     other.restore(changes.state())
-    assert other.cells == {}
+    assert all(not h.older and not any(h.blocks) for h in other.histories.values())
+
+
+def test_z_is_the_mantel_haenszel_statistic_of_all_strata() -> None:
+    before = np.array([[[50.0, 30.0], [30.0, 20.0]]])
+    after = np.array([[[40.0, 36.0], [36.0, 20.0]]])
+    # By hand: a1 = 36, 20; e = 40 * 66 / 90, 36 * 40 / 66; v = 50*40*66*24 / (90^2*89), 30*36*40*26 / (66^2*65).
+    excess = 36 - 40 * 66 / 90 + 20 - 36 * 40 / 66
+    variance = 50 * 40 * 66 * 24 / (90**2 * 89) + 30 * 36 * 40 * 26 / (66**2 * 65)
+    assert shift(before, after)[0] == pytest.approx(excess / variance**0.5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_steps_in_each_of_three_contexts_show_a_retrained_draft(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    changes = Changes(6)
+    for context, first in enumerate((0.7, 0.6, 0.5)):
+        for _ in range(10):
+            changes.add(context, "d", "e", counts(rng, [first] * 6, 3))
+    assert changes.found({}) == {}
+    steps = 0
+    changed: dict[tuple[int, str], dict[str, Array]] = {}
+    while not changed and steps < 16:
+        steps += 1
+        for context in range(3):
+            changes.add(context, "d", "e", counts(rng, [0.97] * 6, 1))
+        changed = changes.found({})
+    assert len(changed) >= 2
+    for recent in changed.values():
+        assert recent["e"][6:].sum() / recent["e"][:6].sum() > 0.8
+
+
+def test_one_engine_unlike_the_others_is_no_change_and_two_are() -> None:
+    rng = np.random.default_rng(5)
+    changes = Changes(3)
+
+    def serve(acceptance: dict[str, float], rounds: int) -> bool:
+        seen = False
+        for _ in range(rounds):
+            for engine, share in acceptance.items():
+                changes.add(0, "d", engine, counts(rng, [share] * 3, 12))  # a whole block of one engine
+                seen |= bool(changes.found({}))
+        return seen
+
+    names = ["a", "b", "c", "liar"]
+    assert not serve({**dict.fromkeys(names, 0.6), "liar": 1.0}, 40)
+    assert not serve({**dict.fromkeys(names, 0.6), "liar": 0.0}, 8)  # it changes its mind: still one of four
+    assert serve({"a": 0.1, "b": 0.1, "c": 0.6, "liar": 0.0}, 8)
+
+
+def test_a_change_of_the_mix_is_no_change_of_acceptance() -> None:
+    rng = np.random.default_rng(3)
+    changes = Changes(4)
+    for mix in ((9, 1), (1, 9), (9, 1)):
+        for _ in range(60):
+            for context, acceptance in enumerate((0.95, 0.3)):
+                changes.add(context, "d", "e", counts(rng, [acceptance] * 4, mix[context]))
+            assert changes.found({}) == {}
 
 
 def test_the_learner_believes_a_collapsed_draft_s_new_acceptance_at_once() -> None:
@@ -100,4 +155,4 @@ def test_the_learner_believes_a_collapsed_draft_s_new_acceptance_at_once() -> No
     assert believed(now) == pytest.approx(0.2, abs=0.08)  # 2,400 steps of before would leave it at .89
     kept = Learner.load(learner.dump(), learner.config, learner.spec)
     assert kept.changed == 1
-    assert [*kept.acceptance.changes.cells] == [*learner.acceptance.changes.cells]
+    assert kept.acceptance.changes.state() == learner.acceptance.changes.state()

@@ -66,3 +66,16 @@ def test_the_draft_in_use_is_worth_the_most(informed: Learner) -> None:
     used = max(decision.arms(), key=lambda arm: arm.played * (arm.domain == "code")).draft
     assert max(worth, key=lambda name: worth[name]) == used
     assert worth[used] > 0.1
+
+
+def test_k_beyond_the_bound_has_no_price_in_the_policy(informed: Learner) -> None:
+    """Requests move K by their own luck to what has a price: the bound must hold there, too."""
+    free = {c.load: c for c in decide(informed, 0.0).cells if (c.domain, c.regime) == ("chat", "greedy")}
+    priced = [s for d in free[1].drafts for k, s in d.seconds if k]
+    bound = sorted(priced)[len(priced) // 2]  # seconds of a step; chat earns at least a token in it
+    tight = {c.load: c for c in decide(informed, bound).cells if (c.domain, c.regime) == ("chat", "greedy")}
+    kept = {(d.draft, k) for d in tight[1].drafts for k, _ in d.seconds}
+    assert len(kept) < sum(len(d.seconds) for d in free[1].drafts)
+    assert {(d.draft, 0) for d in tight[1].drafts} <= kept
+    drawn = {(d.draft, k) for d in tight[1].drafts if d.p for k, p in d.k if p}
+    assert drawn <= kept | {("none", 0)}

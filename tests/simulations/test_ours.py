@@ -187,7 +187,10 @@ def test_a_draft_that_is_loaded_later_is_taken_up_and_one_that_is_lost_is_let_go
 def test_one_engine_that_lies_hardly_moves_the_others() -> None:
     honest = Timeline(scenario(engines=8, steps=400, load=(Constant(batch=1),)))
     lied_to = Timeline(scenario(engines=8, hostile=1, steps=400, load=(Constant(batch=1),)))
-    with_liar = summarise(lied_to, play(lied_to, Ours, 0), "ours", 0)
+    lying = play(lied_to, Ours, 0)
+    with_liar = summarise(lied_to, lying, "ours", 0)
+    assert isinstance(lying.policy, Ours)
+    assert lying.policy.learner.changed == 0  # the liar's turn is no change of acceptance
     run = play(honest, Ours, 0)
     without = summarise(honest, Run(run.policy, run.logs[:7], run.decided), "ours", 0)
     # An eighth of the evidence, of a young pool: more than the twentieth that is promised to cost at most 1%.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.core.cache import CacheRow
 from engine.core.config import ModelConfig, ModelError
-from engine.core.drafts.draft import Ask, Picks, Proposal
+from engine.core.drafts.draft import Ask, Picks, Proposal, backlog
 from engine.core.layout import Segment
 from engine.core.model import Decoder
 from engine.core.tokenizer import Tokenizer
@@ -62,6 +62,7 @@ class DecoderDraft:
         """k tokens a row in as many passes as the largest k."""
         order = sorted(range(len(asks)), key=lambda i: asks[i].state.slot)
         picks = Picks(asks, self._model.device)
+        read = backlog(len(ask.tokens) - ask.state.length for ask in asks)
         passes = self._catch_up(asks, order)
         fed = [list(asks[i].tokens[asks[i].state.length :]) for i in order]
         last = self._forward(asks, order, fed)
@@ -73,7 +74,7 @@ class DecoderDraft:
             ids = picked if len(kept) == len(order) else picked[torch.tensor(kept, device=picked.device)]
             order = [order[n] for n in kept]
             picked = picks.add(step, order, self._forward(asks, order, ids))
-        return picks.proposal(passes + width)
+        return picks.proposal(passes + width, read=read)
 
     def _catch_up(self, asks: Sequence[Ask], order: Sequence[int]) -> int:
         """Feed long backlogs chunk by chunk until one pass can take the rest; the number of passes."""

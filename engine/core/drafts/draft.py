@@ -1,6 +1,6 @@
 """What the engine asks of a draft, and how tokens picked pass by pass become a proposal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.core.request import SamplingParams
 from engine.core.sampling import Filters, best, distribution, draw
 from engine.core.speculation import DraftDistribution
+from engine.link.messages import MAX_K
 
 
 class Ask(NamedTuple):
@@ -29,13 +30,26 @@ class Proposal(NamedTuple):
     """Answers to R asks: `counts[r]` tokens, the first ones of row r of `tokens` [R, K] (padded with 0).
 
     `source`: the distributions of the sampled rows' tokens, in the order of the asks; None where the draft does not
-    sample (all mass on its token). `passes`: forward passes it took.
+    sample (all mass on its token). `passes`: forward passes it took. `read`: see `backlog`.
     """
 
     tokens: Tensor
     counts: list[int]
     passes: int
     source: DraftDistribution | None = None
+    read: int = 0
+
+
+def backlog(missing: Iterable[int]) -> int:
+    """Tokens that rows' drafts have to read because they were not asked for long: more than one step can add.
+
+    They are a prompt to the draft, and are to be booked as such: billed to a draft that has just been switched on, they
+    would make it look dear.
+
+    >>> backlog([3, MAX_K + 1, 200])
+    200
+    """
+    return sum(n for n in missing if n > MAX_K + 1)
 
 
 class Draft(Protocol):
@@ -114,10 +128,10 @@ class Picks:
         self._chance[rows, step] = p.gather(1, picked[:, None])[:, 0]
         return picked
 
-    def proposal(self, passes: int, support: Tensor | None = None) -> Proposal:
+    def proposal(self, passes: int, support: Tensor | None = None, read: int = 0) -> Proposal:
         """All picks. `support`: target ids of the S tokens; None where they are the target's first S."""
         tokens = self._tokens if support is None else support[self._tokens]
         source = None
         if self._chance is not None and self._values is not None:
             source = DraftDistribution(self._chance, self._values, support)
-        return Proposal(tokens, [ask.k for ask in self._asks], passes, source)
+        return Proposal(tokens, [ask.k for ask in self._asks], passes, source, read)

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.core.cache import CacheRow, KVCache
 from engine.core.config import ModelConfig, ModelError, read_json
 from engine.core.drafts.decoder import CATCH_UP_CHUNK
-from engine.core.drafts.draft import Ask, Picks, Proposal
+from engine.core.drafts.draft import Ask, Picks, Proposal, backlog
 from engine.core.folder import Weights
 from engine.core.layout import Layout, Segment
 from engine.core.linear import Linear
@@ -88,13 +88,15 @@ class EagleDraft:
 
     def observe(self, state: EagleState, hidden: Tensor) -> None:
         """Keep the target's states until they are needed, or rolled back."""
-        state.pending.append(hidden)
+        # A copy: a view would keep the states of the whole batch's pass, prompts included, for as long as this request.
+        state.pending.append(hidden.clone())
         state.known += len(hidden)
 
     def propose(self, asks: Sequence[Ask]) -> Proposal:
         """k tokens a row in as many passes as the largest k."""
         order = sorted(range(len(asks)), key=lambda i: asks[i].state.row.slot)
         picks = Picks(asks, self._target.device)
+        read = backlog(_missing(ask) for ask in asks)
         passes = 0
         while behind := [i for i in order if _missing(asks[i]) > CATCH_UP_CHUNK]:
             self._sync(asks, behind)
@@ -112,7 +114,7 @@ class EagleDraft:
             segments = [Segment(r.slot, r.length + step - 1, 1) for r in (asks[i].state.row for i in order)]
             states = self._forward(self._support[picked], states, self._layout(segments))
             picked = picks.add(step, order, self._logits(states))
-        return picks.proposal(passes + width, self._support)
+        return picks.proposal(passes + width, self._support, read)
 
     def _sync(self, asks: Sequence[Ask], order: Sequence[int]) -> Tensor:
         """Make entries from pending hidden states, a chunk a row; the head's output at each row's last one."""
