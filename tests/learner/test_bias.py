@@ -43,7 +43,7 @@ def serve(waves: int, steps: int | None, tokens: int | None, seed: int) -> Serve
     )
     counters = Counters()
     chooser = Chooser(describe, clock=lambda: 0.0, rng=random.Random(seed))
-    prices = [(0, 1.0), (2, 1.2), (4, 1.45), (DEPTH, 2.0)]
+    prices = [(0, 1.0), (2, 1.1), (4, 1.2), (DEPTH, 1.4)]  # easy requests move to 8, hard ones to 2
     choice = DraftChoice("d", 1.0, [(2, 0.3), (4, 0.4), (DEPTH, 0.3)], [14.0] * DEPTH, [6.0] * DEPTH, prices)
     cell = PolicyCell("code", "greedy", 1, [choice], nonadaptive=0.25)
     chooser.use(Policy("p", (1, 1), 0.0, 1e9, StaticChoice(), [0, 2, 4, DEPTH], [cell], window=2, allowance=10**9), 0.0)
