@@ -193,7 +193,7 @@ class Changes:
     def _alone(history: _History, split: int, context: int) -> _History:
         """One context's history since a split of one that may hold several."""
         blocks = [[part for part in block if part[1] == context] for block in [*history.blocks][split:]]
-        return _History({}, deque(blocks), sum(float(part[2][0]) for part in blocks[-1]))
+        return _History({}, deque(blocks), float(sum(part[2][0] for part in blocks[-1])))
 
     def state(self) -> list[Saved]:
         """Everything, as plain lists, for `restore`."""
@@ -219,6 +219,7 @@ class Changes:
                 {(e, c): np.array(counts) for e, c, counts in older if fits(counts)},
                 deque([[(e, c, np.array(counts)) for e, c, counts in block if fits(counts)] for block in blocks]),
                 seen,
+                due=True,  # whether the dumped one had still to be tested is not saved: test it, at worst once more
             )
 
 
