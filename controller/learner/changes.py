@@ -161,6 +161,8 @@ class Changes:
                 continue
             history.due = False
             strata, before, after = history.splits(self.positions)
+            if not strata:  # restored, or cut, with nothing but an open block
+                continue
             # The effect of the steps that count: contexts of a pooled history differ little in it.
             effect = max([1.0, *(design_effect.get((c, draft), 1.0) for _, c in strata)])
             split = self._split(before, after, effect, any_change=context != ALL)

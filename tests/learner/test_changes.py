@@ -67,8 +67,17 @@ def test_evidence_of_engines_is_kept_apart_and_survives_a_dump() -> None:
         one.add(1, "d", "e0", np.array([BLOCK, BLOCK]))
         recent = one.found({})[1, "d"]
         assert {engine: x.tolist() for engine, x in recent.items()} == {"e0": [2 * BLOCK] * 2, "e1": [BLOCK] * 2}
+    young = Changes(1)
+    young.add(1, "d", "e0", np.array([1.0, 1.0]))  # no block is full yet
+    again = Changes(1)
+    again.restore(young.state())
+    assert again.found({}) == {}
+    again.histories[1, "d"].blocks.appendleft([])  # a context's share of a pooled block may be nothing
+    again.histories[1, "d"].due = True
+    assert again.found({}) == {}
     other = Changes(2)
     other.restore(changes.state())
+    assert other.found({}) == {}
     assert all(not h.older and not any(h.blocks) for h in other.histories.values())
 
 
