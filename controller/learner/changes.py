@@ -179,7 +179,7 @@ class Changes:
 
     def _split(self, before: Array, after: Array, effect: float, *, any_change: bool) -> int | None:
         """The split at which the evidence of a change is strongest, if it is strong enough."""
-        flat = [np.moveaxis(side, 2, 1).reshape(len(side), 2, -1) for side in (before, after)]
+        flat = [_flat(side) for side in (before, after)]
         excess = shift(*flat) ** 2 / effect - chi2.isf(FALSE_ALARM, 1)
         # Few counts on one side make z^2 less normal than its quantile assumes.
         enough = np.minimum(*(side[:, :, 0, 0].sum(axis=1) for side in (before, after))) >= LEAST
@@ -225,13 +225,22 @@ class Changes:
             )
 
 
+def _flat(side: Array) -> Array:
+    """Counts [S, strata, 2, P] as [S, 2, strata * P]: every position of every stratum is a stratum of the tests."""
+    return np.moveaxis(side, 2, 1).reshape(len(side), 2, -1)
+
+
+def _z(before: Array, after: Array) -> float:
+    """z of one split, from counts [strata, 2, P]."""
+    return float(shift(_flat(before[None]), _flat(after[None]))[0])
+
+
 def _grouped(names: Sequence[Name], before: Array, after: Array) -> dict[Name, float]:
     """z of every group of strata; names [strata], counts [strata, 2, P]."""
     found: dict[Name, float] = {}
     for name in dict.fromkeys(names):
         mine = [i for i, other in enumerate(names) if other == name]
-        sides = (np.moveaxis(side[mine], 1, 0).reshape(1, 2, -1) for side in (before, after))
-        found[name] = float(shift(*sides)[0])
+        found[name] = _z(before[mine], after[mine])
     return found
 
 
@@ -246,7 +255,7 @@ def _without_any(strata: Sequence[Stratum], before: Array, after: Array) -> bool
 
     def z(left_out: str | None) -> float:
         rest = [i for i, engine in enumerate(engines) if engine != left_out]
-        return float(shift(*(np.moveaxis(side[rest], 1, 0).reshape(1, 2, -1) for side in (before, after)))[0])
+        return _z(before[rest], after[rest])
 
     way = np.sign(z(None))
     return all(z(engine) * way >= _SEEN_BY_OTHERS for engine in shown)

@@ -17,7 +17,7 @@ from engine.link.reporter import Live, Reporter
 from engine.link.settings import LinkSettings
 from engine.link.static import StaticLink
 from engine.link.ticket import RowOutcome, StepOutcome, Ticket
-from engine.link.trace import RequestTrace, Tracer
+from engine.link.trace import RequestTrace, Tracer, trace_step
 
 __all__ = ["Link", "RowOutcome", "StaticLink", "StepOutcome", "Ticket"]
 
@@ -145,19 +145,7 @@ class Link:
         self._recorded += 1  # the counters' own number lags while a snapshot is being taken
         self.counters.record(step, probing=ordered)
         if self._tracer is not None:  # before the rows' own evidence moves their K
-            version = self._chooser.version
-            for row in step.rows:
-                if row.ticket.trace is not None:
-                    row.ticket.trace.add(
-                        self._recorded,
-                        load,
-                        row,
-                        step.seconds,
-                        ordered=ordered,
-                        batch=rows,
-                        prefill=step.prefill,
-                        version=version,
-                    )
+            trace_step(step, self._recorded, ordered=ordered, version=self._chooser.version)
         self._chooser.observe(step)
         if self._breaker is not None:
             prefill = prefill_bucket(step.prefill)

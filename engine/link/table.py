@@ -73,9 +73,10 @@ def best_k(priced: Iterable[tuple[int, float]]) -> int:
 class Cell:
     """The answer for one (domain, regime, load bucket), drafts that this engine lacks left out."""
 
-    __slots__ = ("best", "choices", "nonadaptive", "quantile", "reach")
+    __slots__ = ("_ordered", "best", "choices", "nonadaptive", "quantile", "reach")
 
     def __init__(self, cell: PolicyCell, choices: list[Choice]) -> None:
+        self._ordered = choices
         self.choices = {c.draft: c for c in choices}
         self.reach = list(accumulate(c.p for c in choices))
         self.best = max(choices, key=lambda c: c.p * c.probability[c.best_k])
@@ -87,22 +88,22 @@ class Cell:
 
         The rest of u within the draft's share, scaled to [0, 1), is the quantile of K: one uniform draws both.
         """
-        choices = list(self.choices.values())
-        at = min(bisect_right(self.reach, u), len(choices) - 1)
-        while at and choices[at].p <= 0:
-            at -= 1
-        choice = choices[at]
+        at = self._at(u)
+        choice = self._ordered[at]
         low = self.reach[at] - choice.p
         return choice, choice.at(min(max((u - low) / choice.p, 0.0), 1.0) if choice.p > 0 else u)
 
     def draw(self, u: float) -> Choice:
         """The draft at quantile u in [0, 1), or at the cell's own quantile where the version holds one for all."""
-        choices = list(self.choices.values())
-        at = min(bisect_right(self.reach, u if self.quantile is None else self.quantile), len(choices) - 1)
+        return self._ordered[self._at(u if self.quantile is None else self.quantile)]
+
+    def _at(self, u: float) -> int:
+        """Place of the draft at quantile u."""
+        at = min(bisect_right(self.reach, u), len(self._ordered) - 1)
         # A quantile of 1, or what rounding left above the last share, must not fall on a draft that has none.
-        while at and choices[at].p <= 0:
+        while at and self._ordered[at].p <= 0:
             at -= 1
-        return choices[at]
+        return at
 
 
 class Table:

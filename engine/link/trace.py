@@ -97,6 +97,17 @@ class RequestTrace:
         self.switched |= ticket.draft != self.draft
 
 
+def trace_step(step: StepOutcome, number: int, *, ordered: bool = False, version: Version | None = None) -> None:
+    """Add a completed step to the traces of its rows' requests."""
+    batch = len(step.rows)
+    load = load_bucket(batch)
+    for row in step.rows:
+        if row.ticket.trace is not None:
+            row.ticket.trace.add(
+                number, load, row, step.seconds, ordered=ordered, batch=batch, prefill=step.prefill, version=version
+            )
+
+
 class Tracer:
     """Lines of finished requests on their way to `<dir>/<engine>-<incarnation>.jsonl`.
 
@@ -192,18 +203,7 @@ class Traced:
         """Trace the step and pass it on."""
         self._link.record(step)
         self._steps += 1
-        rows = len(step.rows)
-        for row in step.rows:
-            if row.ticket.trace is not None:
-                row.ticket.trace.add(
-                    self._steps,
-                    load_bucket(rows),
-                    row,
-                    step.seconds,
-                    ordered=False,
-                    batch=rows,
-                    prefill=step.prefill,
-                )
+        trace_step(step, self._steps)
 
     def finish(self, ticket: Ticket) -> None:
         """Hand the request's line over."""
