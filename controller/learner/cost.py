@@ -10,15 +10,17 @@ that ran gets its own offset, shrunk to the law. All of it is one Gaussian: with
 
 (Bishop, Pattern Recognition and Machine Learning, eqs. 3.50-3.51, from sufficient sums). Noise is relative: w = 1 /
 (sigma * the key's mean seconds)^2, sigma from the scatter within keys. A machine wanders, so a key's weight saturates.
-The sd of each kind of effect is estimated by one EM step a fit, bounded.
+The sd of each kind of effect is estimated by one EM step a fit, bounded. How that Gaussian is solved: `chain`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from controller.learner.chain import Chain
 from controller.learner.config import PoolSpec
-from controller.learner.discount import Array
+from controller.learner.discount import Array, Index
 from controller.learner.steps import SHARED, Sums
 from engine.link.messages import passes_bucket, prefill_bucket
 
@@ -46,12 +48,12 @@ class Loads:
 
 @dataclass(slots=True)
 class CostPosterior:
-    """The Gaussian over all coefficients: laws [loads * p], then effects in `effects` order."""
+    """The Gaussian over all coefficients; `effects` says where an effect stands among them."""
 
     spec: PoolSpec
     loads: Loads
-    mean: Array
-    root: Array  # [dim, dim]: mean + root @ z, z standard normal, is a draw
+    chain: Chain
+    mean: Array  # [dim]: by load the law and its shared and prefill effects, then all own effects
     effects: dict[EffectKey, int]
     effect_sd: dict[str, float]
     noise: float
@@ -66,12 +68,13 @@ class CostPosterior:
 
     def sample(self, rng: np.random.Generator, size: int) -> "CostDraws":
         """`size` draws of the whole model."""
-        draws = self.mean + rng.standard_normal((size, len(self.mean))) @ self.root.T
+        draws = self.chain.coloured(rng.standard_normal((len(self.mean), size)))
+        draws += self.mean[:, None]
         return CostDraws(self, draws, rng)
 
     def centre(self) -> "CostDraws":
         """The posterior mean as a single draw."""
-        return CostDraws(self, self.mean[None, :], None)
+        return CostDraws(self, self.mean[:, None], None)
 
 
 class CostDraws:
@@ -80,23 +83,24 @@ class CostDraws:
     def __init__(self, posterior: CostPosterior, draws: Array, rng: np.random.Generator | None) -> None:
         self.posterior = posterior
         self._rng = rng
-        self._draws = draws
-        laws = len(posterior.spec.loads) * posterior.width
-        self.laws = draws[:, :laws].reshape(len(draws), len(posterior.spec.loads), posterior.width)
+        self._draws = draws  # [dim, size]
+        self._sizes = posterior.spec.loads
+        loads, width = len(posterior.spec.loads), posterior.chain.width
+        self.laws = draws[: loads * width].reshape(loads, width, -1)[:, : posterior.width]  # [loads, features, size]
         self._fresh: dict[EffectKey, Array] = {}
 
     def effect(self, kind: str, drafts: tuple[str, ...], load: int, level: int) -> Array:
         """Draws [size] of one effect, seconds; `load` is an index."""
         posterior = self.posterior
-        key = (kind, drafts, posterior.spec.loads[load], level)
+        key = (kind, drafts, self._sizes[load], level)
         at = posterior.effects.get(key)
         if at is not None:
-            return self._draws[:, at]
+            return np.asarray(self._draws[at])
         if self._rng is None:
-            return np.zeros(len(self._draws))
+            return np.zeros(self._draws.shape[1])
         if key not in self._fresh:
             sd = posterior.effect_sd[kind] * posterior.loads.seconds[load]
-            self._fresh[key] = sd * self._rng.standard_normal(len(self._draws))
+            self._fresh[key] = sd * self._rng.standard_normal(self._draws.shape[1])
         return self._fresh[key]
 
     def step_effect(self, drafts: tuple[str, ...], load: int, passes: int) -> Array:
@@ -104,11 +108,24 @@ class CostDraws:
         level = passes_bucket(passes)
         return self.effect("shared", (), load, level) + self.effect("own", drafts, load, level)
 
+    def step_effects(self, drafts: Sequence[tuple[str, ...]], load: int, passes: Sequence[int]) -> Array:
+        """`step_effect` for all those numbers of passes and drafts, [passes, drafts, size]."""
+        levels = [passes_bucket(n) for n in passes]
+        found = np.empty((len(levels), len(drafts), self._draws.shape[1]))
+        for i, level in enumerate(levels):
+            if i and level == levels[i - 1]:
+                found[i] = found[i - 1]
+                continue
+            for j, names in enumerate(drafts):
+                found[i, j] = self.effect("own", names, load, level)
+            found[i] += self.effect("shared", (), load, level)
+        return found
+
     def seconds(self, drafts: tuple[str, ...], batch: int, passes: int, x: Array) -> Array:
         """Draws [size] of the seconds of one step; x = (verified, prefill, kv, then per draft of the *pool*: drafted,
         passes)."""
         load = self.posterior.spec.load_index(batch)
-        linear = self.laws[:, load, :] @ np.concatenate([[1.0], x])
+        linear = np.concatenate([[1.0], x]) @ self.laws[load]
         bucket = prefill_bucket(int(x[1]))
         extra = self.effect("prefill", (), load, bucket) if bucket else 0.0
         floor = 0.2 * self.posterior.loads.seconds[load]
@@ -143,8 +160,9 @@ def describe_loads(groups: list[Sums], spec: PoolSpec) -> Loads:
     return Loads((seconds / safe)[nearest], mean_rows, kv_here, prefill / safe, steps)
 
 
-def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array]:
-    """Prior precision [dim, dim] and prior mean [dim] of the laws: weak at the lowest load, a random walk upwards."""
+def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array, Array]:
+    """Prior of the laws, weak at the lowest load and a random walk upwards: mean [p] and precision [p] of the first
+    one, precision [loads - 1, p] of each one's step to the next."""
     p, count = 1 + SHARED + 2 * len(spec.drafts), len(spec.loads)
     step = float(loads.seconds[0])
     kv_scale = max(float(loads.kv.max(initial=0.0)), 1.0)
@@ -155,20 +173,17 @@ def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array]:
         price, doubt = PASS_PRICE[draft.kind]
         mean[4 + 2 * j : 6 + 2 * j] = 0.0, price * step
         sd[4 + 2 * j : 6 + 2 * j] = 0.01 * step, doubt * step
-    precision = np.zeros((count * p, count * p))
-    precision[np.arange(p), np.arange(p)] = 1.0 / sd**2
+    walk = np.empty((count - 1, p))
     for at in range(1, count):
         size, here = float(spec.loads[at]), float(loads.seconds[at])
-        walk = np.empty(p)
-        walk[:4] = 0.5 * here, min(0.05 * size**0.5, 0.3) * here / size, 0.02 * here / size, 0.1 * here / kv_scale
-        walk[4::2], walk[5::2] = 0.02 * here / size, 0.05 * here
-        w = 1.0 / walk**2
-        low, high = np.arange((at - 1) * p, at * p), np.arange(at * p, (at + 1) * p)
-        precision[low, low] += w
-        precision[high, high] += w
-        precision[low, high] -= w
-        precision[high, low] -= w
-    return precision, np.tile(mean, count)
+        walk[at - 1, :4] = (
+            0.5 * here,
+            min(0.05 * size**0.5, 0.3) * here / size,
+            0.02 * here / size,
+            0.1 * here / kv_scale,
+        )
+        walk[at - 1, 4::2], walk[at - 1, 5::2] = 0.02 * here / size, 0.05 * here
+    return mean, 1.0 / sd**2, 1.0 / walk**2
 
 
 def relative_noise(groups: list[Sums]) -> float:
@@ -190,67 +205,106 @@ def _known(group: Sums, spec: PoolSpec) -> Sums:
     return group if len(rows) == len(group.keys) else Sums([group.keys[i] for i in rows], *(x[rows] for x in group[1:]))
 
 
-def _columns(spec: PoolSpec, drafts: tuple[str, ...], load: int) -> list[int]:
-    """Where x's features (1 first) stand in the law of a load."""
-    p, order = 1 + SHARED + 2 * len(spec.drafts), [draft.name for draft in spec.drafts]
-    own = [4 + 2 * order.index(name) + part for name in drafts for part in (0, 1)]
-    return [load * p + at for at in (0, 1, 2, 3, *own)]
+class _Layout:
+    """Where every effect stands: shared and prefill effects in their load's block behind the law, own ones behind all
+    blocks. Rows of all groups in turn: block, own [rows], columns [rows, columns] by group."""
+
+    def __init__(self, groups: list[Sums], spec: PoolSpec) -> None:
+        p, order = 1 + SHARED + 2 * len(spec.drafts), {draft.name: j for j, draft in enumerate(spec.drafts)}
+        sizes = spec.loads
+        local: list[dict[tuple[str, int], int]] = [{} for _ in sizes]
+        own: dict[EffectKey, int] = {}
+        self.own_load: list[int] = []
+        self.rows: list[tuple[Index, Index, Index]] = []  # by group: block, own, columns
+        laws: dict[tuple[str, ...], list[int]] = {}
+        for group in groups:
+            block, mine, columns = [], [], []
+            for drafts, batch, passes, prefill in group.keys:
+                load = spec.load_index(batch)
+                law = laws.get(drafts)
+                if law is None:
+                    features = [4 + 2 * order[name] + part for name in drafts for part in (0, 1)]
+                    law = laws[drafts] = [0, 1, 2, 3, *features]
+                here = local[load]
+                shared = here.setdefault(("shared", passes), p + len(here))
+                extra = here.setdefault(("prefill", prefill), p + len(here)) if prefill else -1
+                key = ("own", drafts, sizes[load], passes)
+                at = own.get(key)
+                if at is None:
+                    at = own[key] = len(own)
+                    self.own_load.append(load)
+                block.append(load)
+                mine.append(at)
+                columns.append([*law, shared, extra])
+            self.rows.append((np.array(block), np.array(mine), np.array(columns)))
+        self.width = p + max(map(len, local))
+        behind = len(local) * self.width
+        self.effects: dict[EffectKey, int] = {
+            (kind, (), sizes[load], level): load * self.width + at
+            for load, here in enumerate(local)
+            for (kind, level), at in here.items()
+        }
+        self.effects |= {key: behind + at for key, at in own.items()}
 
 
 def fit(groups: list[Sums], spec: PoolSpec, effect_sd: dict[str, float]) -> CostPosterior:
     """The posterior from blended sums. `effect_sd` is the last fit's, relative to a step; the result holds the new."""
     groups = [kept for group in groups if (kept := _known(group, spec)).keys]
     loads = describe_loads(groups, spec)
-    precision, centre = _prior(spec, loads)
-    laws = len(centre)
-    effects: dict[EffectKey, int] = {}
-    placed: list[tuple[Sums, int, list[int], list[int]]] = []
-    for group in groups:
-        for row, (drafts, batch, passes, prefill) in enumerate(group.keys):
-            load = spec.load_index(batch)
-            size = spec.loads[load]
-            wanted: list[EffectKey] = [("shared", (), size, passes), ("own", drafts, size, passes)]
-            if prefill:
-                wanted.append(("prefill", (), size, prefill))
-            offsets = [effects.setdefault(key, laws + len(effects)) for key in wanted]
-            placed.append((group, row, _columns(spec, drafts, load), offsets))
-    dim = laws + len(effects)
-    full, rhs = np.zeros((dim, dim)), np.zeros(dim)
-    full[:laws, :laws] = precision
-    rhs[:laws] = precision @ centre
-    scale = np.array([loads.seconds[spec.load_index(key[2])] for key in effects])
-    kinds = np.array([key[0] for key in effects], dtype=object)
-    sds = np.array([effect_sd[kind] for kind in kinds]) * scale
-    full[range(laws, dim), range(laws, dim)] = 1.0 / np.maximum(sds, 1e-12) ** 2
+    layout = _Layout(groups, spec)
+    first, certainty, walk = _prior(spec, loads)
+    count, p, m, owns = len(spec.loads), len(first), layout.width, len(layout.own_load)
     noise = relative_noise(groups)
-    for group, row, law, offsets in placed:
-        n, total = float(group.n[row]), float(group.seconds[row])
+    blocks, rhs = np.zeros((count, m + 1, m + 1)), np.zeros((count, m + 1))
+    cross, own, own_rhs = np.zeros((owns, m + 1)), np.zeros(owns), np.zeros(owns)
+    for group, (block, mine, places) in zip(groups, layout.rows, strict=True):
+        # One row's features: those of the law, then a 1 for the shared and for the prefill effect. Where a row has no
+        # prefill its last column is the block's last, -1, which is cut off below.
+        columns = np.where(places < 0, m, places)
+        n, total = group.n, group.seconds
         weight = 1.0 / ((noise * total / n) ** 2 * (1.0 + n / SATURATION))
-        first = np.concatenate([[n], group.x[row]])
-        square = np.empty((len(law), len(law)))
-        square[0], square[:, 0] = first, first
-        square[1:, 1:] = group.xx[row]
-        full[np.ix_(law, law)] += weight * square
-        cross = weight * first
-        for at in offsets:
-            full[at, law] += cross
-            full[law, at] += cross
-            rhs[at] += weight * total
-        full[np.ix_(offsets, offsets)] += weight * n
-        rhs[law] += weight * np.concatenate([[total], group.xy[row]])
-    # Jacobi scaling: coefficients of KV tokens and of intercepts differ by ten orders of magnitude.
-    jacobi = 1.0 / np.sqrt(np.diag(full))
-    lower = np.linalg.cholesky(full * jacobi[:, None] * jacobi + 1e-12 * np.eye(dim))
-    root = jacobi[:, None] * np.linalg.inv(lower).T
-    mean = root @ (root.T @ rhs)
+        x = np.column_stack([n, group.x, n, n]) * weight[:, None]
+        y = np.column_stack([total, group.xy, total, total]) * weight[:, None]
+        d = group.x.shape[1] + 1
+        square = np.empty((len(n), d + 2, d + 2))
+        square[:, 1:d, 1:d] = weight[:, None, None] * group.xx
+        for ones in (0, d, d + 1):
+            square[:, ones] = square[:, :, ones] = x
+        at = block[:, None] * (m + 1) + columns
+        _add(blocks, at[:, :, None] * (m + 1) + columns[:, None, :], square)
+        _add(rhs, at, y)
+        _add(cross, mine[:, None] * (m + 1) + columns, x)
+        _add(own, mine, x[:, 0])
+        _add(own_rhs, mine, y[:, 0])
+    blocks, rhs, cross = blocks[:, :m, :m], rhs[:, :m], cross[:, :m]
+    kinds = np.array([key[0] for key in layout.effects], dtype=object)
+    where = np.array(list(layout.effects.values()), dtype=np.intp)
+    scale = np.array([loads.seconds[spec.load_index(key[2])] for key in layout.effects])
+    precision = np.ones(count * m + owns)  # columns that a load has no use for are left at 1: nothing touches them
+    precision[where] = 1.0 / np.maximum(np.array([effect_sd[kind] for kind in kinds]) * scale, 1e-12) ** 2
+    diagonal = precision[: count * m].reshape(count, m).copy()
+    diagonal[:, :p] = 0.0
+    diagonal[0, :p] = certainty
+    diagonal[:-1, :p] += walk
+    diagonal[1:, :p] += walk
+    blocks[:, np.arange(m), np.arange(m)] += diagonal
+    # The random walk's prior mean is the same at every load: its steps add nothing to the right-hand side.
+    rhs[0, :p] += certainty * first
+    chain = Chain(blocks, walk, cross, own + precision[count * m :], np.array(layout.own_load, dtype=np.intp))
+    mean = chain.mean(rhs, own_rhs)
     new_sd = dict(effect_sd)
-    if effects:
-        moment = (mean[laws:] ** 2 + (root[laws:] ** 2).sum(axis=1)) / scale**2
+    if layout.effects:
+        moment = (mean**2 + chain.variance())[where] / scale**2
         for kind, (prior, low, high) in EFFECT_SD.items():
-            mine = moment[kinds == kind]
-            variance = (_EFFECT_PRIOR * prior**2 + float(mine.sum())) / (_EFFECT_PRIOR + len(mine))
+            seen = moment[kinds == kind]
+            variance = (_EFFECT_PRIOR * prior**2 + float(seen.sum())) / (_EFFECT_PRIOR + len(seen))
             new_sd[kind] = float(np.clip(np.sqrt(variance), low, high))
-    return CostPosterior(spec, loads, mean, root, effects, new_sd, noise, *_experience(groups, spec))
+    return CostPosterior(spec, loads, chain, mean, layout.effects, new_sd, noise, *_experience(groups, spec))
+
+
+def _add(table: Array, at: Index, values: Array) -> None:
+    """Add values to a table's flat places; places may repeat. Much faster than np.add.at."""
+    table += np.bincount(at.ravel(), values.ravel(), table.size).reshape(table.shape)
 
 
 def _experience(groups: list[Sums], spec: PoolSpec) -> tuple[Array, Array, Array]:

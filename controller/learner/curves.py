@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.learner.discount import Array
+from controller.learner.goodput import blocks
+from controller.learner.prices import Single
 
 BASE_MEAN = 0.6  # acceptance of a draft nobody has seen
 BASE_SD = 1.0  # its uncertainty, in logits
@@ -103,11 +105,28 @@ class Curves:
         m = expit(self.centre + shift[..., None])
         return self.kappa * m + self.a + 1e-3, self.kappa * (1.0 - m) + (self.n - self.a) + 1e-3
 
-    def draws(self, rng: np.random.Generator, size: int) -> Array:
-        """Draws of acceptance by position, [size, contexts, drafts, positions]."""
-        shift = self.shift_mean + self.shift_sd * rng.standard_normal((size, *self.shift_mean.shape))
-        alpha, beta = self.given(shift)
-        return rng.beta(alpha, beta)
+    def draws(self, rng: np.random.Generator, size: int) -> Single:
+        """Draws of acceptance by position, [contexts, positions, drafts, size]: draws last, as `goodput` wants them."""
+        contexts, drafts, positions = self.n.shape
+        white = rng.standard_normal((contexts, drafts, size), dtype=np.float32)
+        shift = self.shift_mean.astype(np.float32)[..., None] + self.shift_sd.astype(np.float32)[..., None] * white
+        centre, kept, lost = (
+            np.ascontiguousarray(array.transpose(0, 2, 1), dtype=np.float32)[..., None]
+            for array in (self.centre, self.a + 1e-3, self.n - self.a + 1e-3)
+        )
+        kappa = np.float32(self.kappa)
+        found = np.empty((contexts, positions, drafts, size), dtype=np.float32)
+        for block in blocks(contexts, positions * drafts * size):
+            alpha = centre[block] + shift[block, None]
+            alpha *= np.float32(0.5)
+            np.tanh(alpha, out=alpha)
+            alpha += np.float32(1)
+            alpha *= np.float32(0.5) * kappa
+            beta = kappa - alpha
+            alpha += kept[block]
+            beta += lost[block]
+            found[block] = beta_draws(rng, alpha, beta)
+        return found
 
     def marginal(self) -> tuple[Array, Array]:
         """Mean and variance of every position, the shift integrated out by 7-point Gauss-Hermite quadrature."""
@@ -173,12 +192,52 @@ def fit(n: Array, a: Array, regimes: NDArray[np.intp]) -> Curves:
     return Curves(centre, u, sd, kappa, float(np.sqrt(shift_var)), n, a)
 
 
-def expected_tokens(acceptance: Array, ks: tuple[int, ...]) -> Array:
-    """Tokens per step 1 + survival(1) + ... + survival(K) for each K of `ks`; acceptance [..., P] -> [..., len(ks)].
+def expected_tokens(acceptance: Single, ks: tuple[int, ...]) -> Single:
+    """Tokens per step 1 + survival(1) + ... + survival(K) for each K of `ks`, ascending: [contexts, K, ...] from
+    acceptance by position [contexts, positions, ...].
 
-    >>> expected_tokens(np.array([0.5, 0.5, 1.0]), (0, 1, 3)).tolist()
-    [1.0, 1.5, 2.0]
+    >>> expected_tokens(np.array([[0.5, 0.5, 1.0]], dtype=np.float32), (0, 1, 3)).tolist()
+    [[1.0, 1.5, 2.0]]
     """
-    survival = np.cumprod(acceptance, axis=-1)
-    total = np.concatenate([np.ones((*acceptance.shape[:-1], 1)), 1.0 + np.cumsum(survival, axis=-1)], axis=-1)
-    return np.asarray(total[..., list(ks)], dtype=np.float64)
+    found = np.empty((len(acceptance), len(ks), *acceptance.shape[2:]), dtype=np.float32)
+    survival, total = np.ones((2, len(acceptance), *acceptance.shape[2:]), dtype=np.float32)
+    reached = 0
+    for level, k in enumerate(ks):
+        while reached < k:
+            survival *= acceptance[:, reached]
+            total += survival
+            reached += 1
+        found[:, level] = total
+    return found
+
+
+def beta_draws(rng: np.random.Generator, alpha: Single, beta: Single) -> Single:
+    """Draws of Beta(alpha, beta), close to exact: X / (X + Y) of Gamma draws by Wilson and Hilferty's cube,
+
+        X = alpha (1 - 1 / (9 alpha) + z / (3 sqrt(alpha)))^3,  z standard normal
+
+    (The distribution of chi-square, 1931): mean and variance within 0.5% from alpha = 1 on, in half the time of exact
+    draws. A Beta with a parameter below 1 is drawn exactly.
+    """
+    small = np.flatnonzero(np.minimum(alpha, beta) < 1.0)
+    x = _cube(rng, alpha)
+    y = _cube(rng, beta)
+    y += x
+    x /= y
+    if len(small):
+        x.reshape(-1)[small] = rng.beta(alpha.reshape(-1)[small], beta.reshape(-1)[small])
+    return x
+
+
+def _cube(rng: np.random.Generator, shape: Single) -> Single:
+    spread = np.sqrt(shape)
+    np.divide(np.float32(1 / 3), spread, out=spread)
+    root = rng.standard_normal(shape.shape, dtype=np.float32)
+    root -= spread
+    root *= spread
+    root += np.float32(1)
+    np.maximum(root, np.float32(1e-3), out=root)  # three in a thousand draws at alpha = 1 would be below 0
+    np.multiply(root, root, out=spread)
+    spread *= root
+    spread *= shape
+    return spread

@@ -11,9 +11,10 @@ from controller.learner.curves import Curves, expected_tokens
 from controller.learner.discount import Array
 from controller.learner.evidence import Context
 from controller.learner.gate import Gate, nonadaptive_share
-from controller.learner.goodput import alone, joint_response
+from controller.learner.goodput import blocks, mark, marked
 from controller.learner.latency import slowest_others
 from controller.learner.latency import within as within_bound
+from controller.learner.outlook import Outlook
 from controller.learner.policy import (
     Top,
     arm_name,
@@ -27,14 +28,11 @@ from controller.learner.policy import (
     steadied,
     winners,
 )
-from controller.learner.prices import Prices
+from controller.learner.prices import Single
 from controller.learner.worth import DraftWorth
 from engine.link.messages import NO_DRAFT, DraftChoice, PolicyCell, ProbePlan
 
 _Z90 = 1.6449
-_PRESENT = 0.5  # a context is part of the joint choice when a batch holds one of its rows with this probability
-_COVERED = 0.8
-_PORTION = 128  # draws handled at once
 
 
 class Arm(NamedTuple):
@@ -144,81 +142,6 @@ class Stay(NamedTuple):
     since: Array
 
 
-def rows_at(load_rows: float, mix: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Rows of each context in a batch that holds it, and which contexts make up the typical batch, from shares mix [C]:
-    those in most batches, and the most frequent ones until they cover most rows or are as many as the rows.
-
-    >>> rows, core = rows_at(8.0, np.array([0.75, 0.24, 0.01]))
-    >>> rows.round(2).tolist(), core.tolist()
-    ([6.06, 1.94, 1.0], [True, True, False])
-    """
-    present = 1.0 - (1.0 - mix) ** load_rows
-    rank = np.argsort(np.argsort(-mix, kind="stable"), kind="stable")
-    covered = np.cumsum(np.sort(mix)[::-1])[rank] - mix
-    core = (present >= _PRESENT) | ((rank < np.ceil(load_rows)) & (covered < _COVERED)) | (rank == 0)
-    weight = np.where(mix > 0, mix, 1e-3)
-    rows = load_rows * weight / weight[core].sum()
-    return np.where(core, rows, 1.0), core
-
-
-class Outlook(NamedTuple):
-    """What every arm of every context would bring at one load: gain over the context at K = 0, by draw [S, C, J, Kn];
-    the rest as means over draws ([C, J, Kn], or [C] for K = 0)."""
-
-    gain: NDArray[np.float32]
-    gain_mean: Array
-    gain_sd: Array  # relative
-    speedup: Array  # a row's goodput over plain
-    speedup_sd: Array  # relative
-    idle_speedup: Array
-    idle_sd: Array
-    goodput: Array  # of the batch, tokens/s
-    idle_goodput: Array
-    seconds: Array
-    idle_seconds: Array
-    plain: float
-
-
-def outlook(
-    prices: Prices,
-    load: int,
-    load_rows: float,
-    mix: Array,
-    tokens: NDArray[np.float32],
-    ks: tuple[int, ...],
-    allowed: NDArray[np.bool_],
-) -> Outlook:
-    """Price every arm: alone at batch 1, jointly otherwise. Draws go through in portions that stay in the cache."""
-    rows, core = rows_at(load_rows, mix)
-    k, rows = np.array(ks, dtype=np.float32), rows.astype(np.float32)
-    gain = np.empty(tokens.shape, dtype=np.float32)
-    totals: list[Array] = []
-    for at in range(0, len(tokens), _PORTION):
-        part = slice(at, at + _PORTION)
-        some = Prices(*(array[part].astype(np.float32) for array in prices))
-        mine = tokens[part]
-        answer = alone(some, mine, k) if load == 1 else joint_response(some, rows, core, mine, k, allowed)
-        gain[part] = answer.gain
-        speedup = mine * some.plain[:, None, None, None]
-        speedup /= answer.seconds
-        idle = some.plain[:, None] / answer.idle_seconds
-        still = (answer.goodput / answer.gain)[:, :, 0, 0]
-        sums = [x.sum(axis=0) for x in (answer.gain, speedup, idle, answer.goodput, still, answer.seconds)]
-        squares = [np.einsum("s...,s...->...", x, x) for x in (answer.gain, speedup, idle)]
-        new = [x.astype(np.float64) for x in (*sums, answer.idle_seconds.sum(axis=0), *squares)]
-        totals = [a + b for a, b in zip(totals, new, strict=True)] if totals else new
-    n = len(tokens)
-    gain_mean, speedup_mean, idle_mean, goodput, still_mean, seconds, idle_seconds = (total / n for total in totals[:7])
-    sds = [
-        np.sqrt(np.maximum(square / n / mean**2 - 1.0, 0.0))
-        for square, mean in zip(totals[7:], (gain_mean, speedup_mean, idle_mean), strict=True)
-    ]
-    return Outlook(
-        gain, gain_mean, sds[0], speedup_mean, sds[1], idle_mean, sds[2], goodput, still_mean, seconds, idle_seconds,
-        float(prices.plain.mean()),
-    )  # fmt: skip
-
-
 def ladder(deepest: Array, ks: tuple[int, ...]) -> NDArray[np.bool_]:
     """Which K a draft may run yet [J, Kn]: at most twice the deepest it has run (4 at first), from `deepest` [J].
 
@@ -247,8 +170,9 @@ def decide_load(
     stay: Stay,
     now: float,
 ) -> LoadTable:
-    """Decide one load (`at` is its index) from its outlook; playable [J, Kn]: prepared and reached,
-    see `ladder`; least, revisit [C, J]: shares every draft must have, see `introduced`; core [C]: see `rows_at`."""
+    """Decide one load (`at` is its index) from its outlook, whose gains are used up; playable [J, Kn]: prepared and
+    reached, see `ladder`; least, revisit [C, J]: shares every draft must have, see `introduced`; core [C]: see
+    `rows_at`."""
     c, j, count = seen.gain_mean.shape
     admitted = gate.admitted(seen.gain_mean, seen.gain_sd) & playable
     in_time = np.ones_like(admitted)
@@ -256,29 +180,37 @@ def decide_load(
         in_time = _in_time(seen, stay.top[:, at], core, config.max_tpot_p95)
         admitted &= in_time
     admitted[..., 0] = False
+    reached = playable & in_time
+    reached[..., 0] = False
     hurdle = 1.0 + gate.margin
-    values = np.asarray(seen.gain * admitted, dtype=np.float32)
-    winner, level = winners(values, hurdle)
+    values, size = seen.gain, seen.gain.shape[3]
+    winner = np.empty((c, size), dtype=np.intp)
+    level, tried = np.empty((2, c, j, size), dtype=np.intp)
+    for block in blocks(c, values[0].size):
+        part = values[block]
+        mark(part)
+        # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
+        part[~reached[block].transpose(0, 2, 1)] = 0.0
+        largest = np.maximum.reduce(part, axis=1)
+        tried[block] = marked(largest, count) * (largest > 0)
+        part[~admitted[block].transpose(0, 2, 1)] = 0.0
+        winner[block], level[block] = winners(part, hurdle)
     best = frequencies(winner, 1 + j * (count - 1))
     wanted = sharpened(best, config.sharpness)
-    within = frequencies(level.reshape(len(level), c * j), count).reshape(c, j, count)
+    within = frequencies(level, count)
     worth = flat_arms(np.where(admitted, seen.gain_mean, 0.0), hurdle)
 
-    def value(context: int, arm: int) -> NDArray[np.float32]:
+    def value(context: int, arm: int) -> Single:
         if arm == 0:
-            return np.full(len(values), hurdle, dtype=np.float32)
+            return np.full(size, hurdle, dtype=np.float32)
         draft, nth = divmod(arm - 1, count - 1)
-        return values[:, context, draft, nth + 1]
+        return np.asarray(values[context, nth + 1, draft])
 
     def ahead(context: int, new: int, old: int) -> float:
         return float((value(context, new) > value(context, old)).mean())
 
     shares = introduced(pruned(wanted, config.prune), within, least)
-    # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
-    tried = np.asarray(seen.gain * (playable & in_time), dtype=np.float32)
-    tried[..., 0] = 0.0
-    levels = tried.argmax(axis=3)
-    shares = introduced(shares, frequencies(levels.reshape(len(levels), c * j), count).reshape(c, j, count), revisit)
+    shares = introduced(shares, frequencies(tried, count), revisit)
     calm = (now, config.dwell, config.hysteresis)
     shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
     joint = shares[:, 1:].reshape(c, j, count - 1)
@@ -313,9 +245,9 @@ def _in_time(seen: Outlook, top: Top, core: NDArray[np.bool_], bound: float) -> 
     return within_bound(seen.seconds, tokens, seen.speedup_sd, slowest_others(playing, core), bound)
 
 
-def draws_of_tokens(curves: Curves, spec: PoolSpec, rng: np.random.Generator, size: int) -> NDArray[np.float32]:
-    """Draws of expected tokens a step, [S, C, J, Kn]."""
-    return expected_tokens(curves.draws(rng, size), spec.ks).astype(np.float32)
+def draws_of_tokens(curves: Curves, spec: PoolSpec, rng: np.random.Generator, size: int) -> Single:
+    """Draws of expected tokens a step, [C, Kn, J, S]."""
+    return expected_tokens(curves.draws(rng, size), spec.ks)
 
 
 def policy_cells(

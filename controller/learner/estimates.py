@@ -116,7 +116,7 @@ def achieved_rows(
 ) -> list[Achieved]:
     """Rows for every context and load that ran."""
     loads = posterior.loads
-    laws = posterior.centre().laws[0]
+    laws = posterior.centre().laws[..., 0]
     prefill = np.clip(laws[:, 2] * loads.prefill / loads.seconds, 0.0, 0.95)
     speedup, low, high = achieved_speedup(earned, plain, plain_sd, prefill, posterior.noise)
     numbers = (speedup, low, high, *earned)

@@ -8,225 +8,273 @@ With one draft j in the batch and K capped at M the maximisation of N - lambda D
 are enumerated exactly, inside Dinkelbach's iteration on lambda (Dinkelbach 1967, On nonlinear fractional programming).
 Batches that mix drafts are reached from there, and from every context's own best, by coordinate ascent on N / D.
 
-Single precision does: arms are compared, not summed up. Arrays: S draws, C contexts, J drafts, Kn values of K (index 0
-is K = 0). Levels are indices into those values.
+Arrays: C contexts, Kn values of K (index 0 is K = 0; a level is such an index), J drafts, S draws, in this order:
+tokens [C, Kn, J, S], prices [Kn, J, S]. Draws stand last, so that every operation runs along them without a break, and
+K stands outside the drafts, so that a maximum over K is one of whole rows. Contexts go through in blocks that stay in
+the processor's cache. Single precision does: arms are compared, not summed up.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.learner.prices import CHEAPEST, Prices
+from controller.learner.prices import CHEAPEST, Prices, Single
 
-Real = NDArray[np.floating[Any]]
 Level = NDArray[np.intp]
-_ROUNDS = 8  # of Dinkelbach: it converges superlinearly, usually in three
+_ROUNDS = 8  # of Dinkelbach: it converges superlinearly, from the optimum of the mean usually in two
 _SWEEPS = 3
+_BLOCK = 1 << 16  # numbers handled at once: 256 KiB
+_GUIDES = 8  # draws whose mean gives Dinkelbach's start
+_NEVER = -1e9  # net tokens of an arm that must not be played
 
 
 class Choice(NamedTuple):
-    """Draft and level of every draw and context, [S, C]; the draft means nothing at level 0."""
+    """Draft and level of every context and draw, [C, S]; the draft means nothing at level 0."""
 
     draft: Level
     level: Level
 
 
-class Response(NamedTuple):
-    """What each arm of each context would bring, the others' choice given; [S, C, J, Kn] and, for K = 0, [S, C]."""
+def blocks(contexts: int, each: int) -> Iterator[slice]:
+    """Slices of contexts of which every one has `each` numbers, at most _BLOCK numbers together (or one context).
 
-    gain: Real  # the batch's goodput over its goodput with this context at K = 0
-    goodput: Real  # of the batch, tokens a second
-    seconds: Real  # of the step
-    idle_seconds: Real  # of the step with this context at K = 0
-
-
-def _rest(prices: Prices, rows: Real, tokens: Real, k: Real, choice: Choice) -> tuple[Real, Real, Level]:
-    """Without context c: tokens [S, C], seconds of drafted tokens [S, C], largest level by draft [S, C, J]."""
-    s, c, j = tokens.shape[:3]
-    si, ci = np.arange(s)[:, None], np.arange(c)[None, :]
-    earned = rows * tokens[si, ci, choice.draft, choice.level]
-    paid = rows * prices.slope[si, choice.draft] * k[choice.level]
-    levels = np.zeros((s, c, j), dtype=np.intp)
-    levels[si, ci, choice.draft] = choice.level
-    first = levels.argmax(axis=1)
-    highest = levels.max(axis=1)
-    others = levels.copy()
-    np.put_along_axis(others, first[:, None, :], 0, axis=1)
-    second = others.max(axis=1)
-    leader = ci[..., None] == first[:, None, :]
-    top = np.where(leader, second[:, None, :], highest[:, None, :])
-    return earned.sum(axis=1, keepdims=True) - earned, paid.sum(axis=1, keepdims=True) - paid, top
+    >>> list(blocks(5, 32_000))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size = max(1, _BLOCK // max(each, 1))
+    return (slice(at, min(at + size, contexts)) for at in range(0, contexts, size))
 
 
-def respond(prices: Prices, rows: Real, tokens: Real, k: Real, rest: tuple[Real, Real, Level]) -> Response:
-    """Every arm of every context against its rest (as `_rest` gives it): rows [C], tokens [S, C, J, Kn], k [Kn]."""
-    earned, paid, top = rest
-    si = np.arange(len(tokens))[:, None, None]
-    passed = prices.fixed[si, np.arange(tokens.shape[2]), top]  # [S, C, J]
-    base = prices.plain[:, None] + paid + passed.sum(axis=2)
-    # Seconds by draft of all rows if this context adds nothing to its passes, then what the arm adds to that.
-    others = base[..., None] - passed
-    deeper = np.arange(len(k)) > top[..., None]
-    seconds = np.where(deeper, prices.fixed[:, None], passed[..., None])
-    seconds += others[..., None]
-    seconds += (rows[None, :, None] * prices.slope[:, None, :])[..., None] * k
-    floor = CHEAPEST * prices.plain
-    np.maximum(seconds, floor[:, None, None, None], out=seconds)
-    idle = np.maximum(base, floor[:, None])
-    goodput = rows[:, None, None] * tokens
-    goodput += earned[..., None, None]
-    goodput /= seconds
-    still = (earned + rows) / idle
-    return Response(goodput / still[..., None, None], goodput, seconds, idle)
+def mark(values: Single) -> None:
+    """Write into the last bits of values [..., Kn, J, S], in place, which level each belongs to.
+
+    A maximum over K then tells its level, too (see `marked`): far faster than an argmax across rows. It costs a few
+    parts in a million of a value; of equal positive values the lower level wins. Infinities would become NaN.
+
+    >>> values = np.array([[[1.0]], [[3.0]], [[3.0]], [[2.0]]], dtype=np.float32)    # four levels, one draft and draw
+    >>> mark(values)
+    >>> largest = np.maximum.reduce(values, axis=0)
+    >>> largest.round(3).tolist(), marked(largest, 4).tolist()
+    ([[3.0]], [[1]])
+    """
+    count = values.shape[-3]
+    bits = values.view(np.int32)
+    bits &= np.int32(-(1 << (count - 1).bit_length()))
+    bits |= np.arange(count - 1, -1, -1, dtype=np.int32)[:, None, None]
 
 
-def alone(prices: Prices, tokens: Real, k: Real) -> Response:
-    """`respond` for a batch of one row: no rest."""
-    s, c, j = tokens.shape[:3]
-    return respond(prices, np.ones(c, dtype=tokens.dtype), tokens, k, _nobody(s, c, j))
+def marked(values: Single, count: int) -> NDArray[np.int32]:
+    """The levels that `mark` wrote into values of `count` levels."""
+    return np.asarray(count - 1 - (values.view(np.int32) & np.int32((1 << (count - 1).bit_length()) - 1)))
 
 
-def evaluate(prices: Prices, rows: Real, tokens: Real, k: Real, choice: Choice) -> tuple[Real, Real]:
-    """(tokens, seconds) of one step under the choice, [S] each."""
-    s, c, j = tokens.shape[:3]
-    si, ci = np.arange(s)[:, None], np.arange(c)[None, :]
-    earned = (rows * tokens[si, ci, choice.draft, choice.level]).sum(axis=1)
-    paid = (rows * prices.slope[si, choice.draft] * k[choice.level]).sum(axis=1)
-    levels = np.zeros((s, c, j), dtype=np.intp)
-    levels[si, ci, choice.draft] = choice.level
-    passes = prices.fixed[si, np.arange(j), levels.max(axis=1)].sum(axis=1)
-    return earned, np.maximum(prices.plain + paid + passes, CHEAPEST * prices.plain)
+def _best(values: Single) -> tuple[Level, Level, Single]:
+    """Draft, level and value [..., S] of the largest of values [..., Kn, J, S], which are marked in the process."""
+    mark(values)
+    by_draft = np.maximum.reduce(values, axis=-3)
+    draft = by_draft.argmax(axis=-2)
+    value = np.maximum.reduce(by_draft, axis=-2)
+    return draft, marked(value, values.shape[-3]).astype(np.intp), value
 
 
-def best_single_draft(prices: Prices, rows: Real, tokens: Real, k: Real, allowed: NDArray[np.bool_]) -> Choice:
-    """The exact optimum over choices that use one draft (or none) in the batch; allowed [C, J, Kn]."""
-    s, c, _, _ = tokens.shape
-    more = rows[:, None, None] * (tokens - 1)
-    more[:, ~allowed] = -np.inf
-    more[..., 0] = 0
-    per_k = (rows[None, :, None] * prices.slope[:, None, :])[..., None] * k
+def evaluate(prices: Prices, rows: Single, tokens: Single, k: Single, choice: Choice) -> tuple[Single, Single]:
+    """(tokens, seconds) of one step under the choice, [S] each; rows [C], tokens [C, Kn, J, S], k [Kn]."""
+    c, count, j, s = tokens.shape
+    si = np.arange(s)
+    flat = ((np.arange(c)[:, None] * count + choice.level) * j + choice.draft) * s + si
+    earned = rows @ tokens.reshape(-1).take(flat)
+    paid = rows @ (prices.slope[choice.draft, si] * k[choice.level])
+    top = levels_of(*choice, j).max(axis=0)
+    passes = prices.fixed[top, np.arange(j)[:, None], si].sum(axis=0)
+    return earned, np.maximum(prices.plain + paid + passes, np.float32(CHEAPEST) * prices.plain)
+
+
+def levels_of(draft: Level, level: Level, drafts: int) -> NDArray[np.uint8]:
+    """Level on each draft, [C, J, S], 0 on those a context does not use; draft, level [C, S]."""
+    c, s = draft.shape
+    levels = np.zeros((c, drafts, s), dtype=np.uint8)
+    levels[np.arange(c)[:, None], draft, np.arange(s)] = level
+    return levels
+
+
+class Passes:
+    """What a context's arms add to the passes that the rest of the batch runs anyway, kept while the rest changes.
+
+    `passed` [J, S]: seconds of the rest's passes by draft. `excess` [Kn, J, S]: seconds on top when a row joins at a
+    level: 0 up to the rest's highest. From one context to the next few of the rests differ, and only those are redone.
+    """
+
+    def __init__(self, fixed: Single) -> None:
+        self._fixed = fixed.reshape(len(fixed), -1)
+        self._top = np.zeros(self._fixed.shape[1], dtype=np.uint8)
+        self._nth = np.arange(len(fixed))[:, None]
+        self.excess = fixed.copy()
+        self.passed = np.zeros(fixed.shape[1:], dtype=fixed.dtype)
+
+    def show(self, top: NDArray[np.uint8]) -> None:
+        """Let the rest's highest levels be top [J, S]."""
+        flat = top.reshape(-1)
+        at = np.flatnonzero(flat != self._top)
+        if len(at):
+            level = flat[at]
+            fixed = self._fixed.take(at, axis=1)
+            passed = fixed[level, np.arange(len(at))]
+            fixed -= passed
+            fixed *= self._nth > level
+            self.excess.reshape(len(self._fixed), -1)[:, at] = fixed
+            self.passed.reshape(-1)[at] = passed
+            self._top[at] = level
+
+
+def per_token(prices: Prices, k: Single) -> Single:
+    """Seconds of the drafted tokens of one row, [Kn, J, S]."""
+    return np.asarray(k[:, None, None] * prices.slope, dtype=np.float32)
+
+
+def best_single_draft(prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_]) -> Choice:
+    """The exact optimum over choices that use one draft (or none) in the batch; allowed [C, Kn, J]."""
+    c, _, _, s = tokens.shape
     ratio = rows.sum() / prices.plain
-    draft, level = np.zeros((s, c), dtype=np.intp), np.zeros((s, c), dtype=np.intp)
+    if s > _GUIDES:
+        mean = Prices(*(array[..., :_GUIDES].mean(axis=-1, keepdims=True) for array in prices))
+        guide = best_single_draft(mean, rows, tokens[..., :_GUIDES].mean(axis=-1, keepdims=True), k, allowed)
+        everywhere = Choice(*(np.repeat(part, s, axis=1) for part in guide))
+        ratio = np.maximum(ratio, np.divide(*evaluate(prices, rows, tokens, k, everywhere)))
+    draft, level = np.zeros((c, s), dtype=np.intp), np.zeros((c, s), dtype=np.intp)
     live = np.arange(s)
+    part, mine = prices, tokens
     for _ in range(_ROUNDS):
-        part = Prices(*(_of(array, live) for array in prices))
-        chosen = _priced(part, _of(more, live), _of(per_k, live), ratio[live])
-        earned, spent = evaluate(part, rows, _of(tokens, live), k, chosen)
-        draft[live], level[live] = chosen
-        risen = earned / spent > ratio[live] * (1 + 1e-4)
-        ratio[live] = np.where(risen, earned / spent, ratio[live])
-        live = live[risen]
-        if not len(live):
+        chosen = _priced(part, rows, mine, k, allowed, ratio[live])
+        earned, spent = evaluate(part, rows, mine, k, chosen)
+        draft[:, live], level[:, live] = chosen
+        new = earned / spent
+        risen = new > ratio[live] * np.float32(1 + 1e-5)
+        ratio[live] = np.where(risen, new, ratio[live])
+        left = np.flatnonzero(risen)
+        if not len(left):
             break
+        if len(left) < len(live):
+            live = live[left]
+            part, mine = Prices(*(array.take(left, axis=-1) for array in part)), mine.take(left, axis=-1)
     return Choice(draft, level)
 
 
-def _of(array: Real, live: Level) -> Real:
-    """The rows of draws that are still live; no copy while all are."""
-    return array if len(live) == len(array) else array[live]
+def _priced(
+    prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_], ratio: Single
+) -> Choice:
+    """Maximise N - ratio * D over one draft and a cap M on K: by context the best level up to M, passes of M paid."""
+    c, count, j, s = tokens.shape
+    dear = per_token(prices, k) * ratio
+    upto = prices.fixed * -ratio  # [M, J, S]
+    for block in blocks(c, tokens[0].size):
+        net = tokens[block] - dear
+        net[~allowed[block]] = _NEVER
+        for i in range(1, count):
+            np.maximum(net[:, i], net[:, i - 1], out=net[:, i])
+        upto += (rows[block] @ net.reshape(len(net), -1)).reshape(upto.shape)
+    draft, cap, _ = _best(upto)
+    at = draft * s + np.arange(s)
+    net = tokens.reshape(c * count, j * s).take(at, axis=1).reshape(c, count, s)
+    dear = dear.reshape(count, j * s).take(at, axis=1)
+    dear += (np.arange(count)[:, None] > cap) * np.float32(-_NEVER)
+    net -= dear
+    if not allowed.all():
+        net += np.where(allowed, np.float32(0), np.float32(_NEVER))[:, :, draft]
+    net = net[:, :, None]
+    mark(net)
+    return Choice(np.tile(draft, (c, 1)), marked(np.maximum.reduce(net, axis=1)[:, 0], count).astype(np.intp))
 
 
-def _priced(prices: Prices, more: Real, per_k: Real, ratio: Real) -> Choice:
-    """Maximise N - ratio * D over one draft and a cap M on K: by context the best level up to M, the passes of M paid.
-
-    more: tokens beyond the first, per_k: seconds of drafted tokens, of all rows of a context, [S, C, J, Kn].
-    """
-    s, c, _, count = more.shape
-    net = more - ratio[:, None, None, None] * per_k
-    upto = np.maximum.accumulate(net, axis=3).sum(axis=1) - ratio[:, None, None] * prices.fixed  # [S, J, M]
-    draft, cap = np.divmod(upto.reshape(s, -1).argmax(axis=1), count)
-    mine = net[np.arange(s), :, draft, :]
-    mine[np.broadcast_to((np.arange(count) > cap[:, None])[:, None], mine.shape)] = -np.inf
-    return Choice(np.tile(draft[:, None], c), mine.argmax(axis=2))
-
-
-def _ascend(prices: Prices, rows: Real, tokens: Real, k: Real, allowed: NDArray[np.bool_], start: Choice) -> Choice:
+def _ascend(
+    prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_], start: Choice
+) -> Choice:
     """Coordinate ascent on the batch's goodput, one context after the other; draws that have settled drop out."""
     draft, level = start.draft.copy(), start.level.copy()
-    live = np.arange(len(tokens))
+    live = np.arange(tokens.shape[-1])
     for _ in range(_SWEEPS):
-        part = Prices(*(_of(array, live) for array in prices))
-        choice = Choice(draft[live], level[live])
-        moved = _sweep(part, rows, _of(tokens, live), k, allowed, choice)
-        draft[live], level[live] = choice
-        live = live[moved]
-        if not len(live):
+        choice = Choice(draft[:, live], level[:, live])
+        moved = np.flatnonzero(_sweep(prices, rows, tokens, k, allowed, choice))
+        draft[:, live], level[:, live] = choice
+        if not len(moved):
             break
+        if len(moved) < len(live):
+            live = live[moved]
+            prices, tokens = Prices(*(array.take(moved, axis=-1) for array in prices)), tokens.take(moved, axis=-1)
     return Choice(draft, level)
 
 
 def _sweep(
-    prices: Prices, rows: Real, tokens: Real, k: Real, allowed: NDArray[np.bool_], choice: Choice
+    prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_], choice: Choice
 ) -> NDArray[np.bool_]:
     """Move every context once to its best arm, in place; returns which draws moved [S]."""
     draft, level = choice
-    s, c, j, count = tokens.shape
-    si, ci, ji, ki = np.arange(s), np.arange(c), np.arange(j), np.arange(count)
-    own = rows * tokens[si[:, None], ci, draft, level]
-    own_paid = rows * prices.slope[si[:, None], draft] * k[level]
-    earned, paid = own.sum(axis=1), own_paid.sum(axis=1)
-    levels = np.zeros((s, c, j), dtype=np.intp)
-    levels[si[:, None], ci, draft] = level
+    c, count, j, s = tokens.shape
+    si, ci = np.arange(s), np.arange(c)[:, None]
+    row, forbidden = per_token(prices, k), [np.flatnonzero(~one) for one in allowed.reshape(c, -1)]
+    own = rows[:, None] * tokens[ci, level, draft, si]
+    own_paid = rows[:, None] * row[level, draft, si]
+    earned, paid = own.sum(axis=0), own_paid.sum(axis=0)
+    levels = levels_of(draft, level, j)
     moved = np.zeros(s, dtype=bool)
-    for at in range(c):
-        levels[:, at] = 0
-        top = levels.max(axis=1)
-        passed = prices.fixed[si[:, None], ji, top]
-        earned -= own[:, at]
-        paid -= own_paid[:, at]
-        # Goodput of the batch by arm of this context, as in `respond`.
-        seconds = np.where(ki > top[..., None], prices.fixed, passed[..., None])
-        seconds += (prices.plain + paid + passed.sum(axis=1))[:, None, None] - passed[..., None]
-        seconds += (rows[at] * prices.slope)[..., None] * k
-        value = rows[at] * tokens[:, at] + earned[:, None, None]
+    passes = Passes(prices.fixed)
+    seconds, value = np.empty_like(row), np.empty_like(row)
+    flat = value.reshape(-1)
+    for at in np.flatnonzero(allowed[:, 1:].any(axis=(1, 2))).tolist():
+        share = np.float32(1) / rows[at]
+        levels[at] = 0
+        passes.show(np.maximum.reduce(levels, axis=0))
+        earned -= own[at]
+        paid -= own_paid[at]
+        # Goodput of the batch by arm of this context, numerator and denominator by row of it.
+        np.multiply(passes.excess, share, out=seconds)
+        seconds += row
+        seconds += (prices.plain + paid + np.add.reduce(passes.passed, axis=0)) * share
+        np.add(tokens[at], earned * share, out=value)
         value /= seconds
-        value[:, ~allowed[at]] = 0
-        flat = value.reshape(s, j * count)
-        best = flat.argmax(axis=1)
-        better = flat[si, best] > flat[si, draft[:, at] * count + level[:, at]] * (1 + 1e-6)
-        draft[:, at] = np.where(better, best // count, draft[:, at])
-        level[:, at] = np.where(better, best % count, level[:, at])
-        levels[si, at, draft[:, at]] = level[:, at]
-        own[:, at] = rows[at] * tokens[si, at, draft[:, at], level[:, at]]
-        own_paid[:, at] = rows[at] * prices.slope[si, draft[:, at]] * k[level[:, at]]
-        earned += own[:, at]
-        paid += own_paid[:, at]
-        moved |= better
+        if len(forbidden[at]):
+            value.reshape(count * j, s)[forbidden[at]] = 0
+        now = flat.take((level[at] * j + draft[at]) * s + si)
+        new_draft, new_level, best = _best(value)
+        better = best > now * np.float32(1 + 1e-5)
+        if better.any():
+            moved |= better
+            draft[at] = np.where(better, new_draft, draft[at])
+            level[at] = np.where(better, new_level, level[at])
+            own[at] = rows[at] * tokens[at, level[at], draft[at], si]
+            own_paid[at] = rows[at] * row[level[at], draft[at], si]
+        levels[at, draft[at], si] = level[at]
+        earned += own[at]
+        paid += own_paid[at]
     return moved
 
 
-def best_choice(prices: Prices, rows: Real, tokens: Real, k: Real, allowed: NDArray[np.bool_]) -> Choice:
-    """The choice of greatest goodput, per draw; rows [C], tokens [S, C, J, Kn], k [Kn], allowed [C, J, Kn]."""
-    s, c, j, count = tokens.shape
+def best_choice(prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_]) -> Choice:
+    """The choice of greatest goodput, per draw; rows [C], tokens [C, Kn, J, S], k [Kn], allowed [C, Kn, J].
+
+    K = 0 is always allowed.
+    """
+    c, _, j, s = tokens.shape
+    allowed = allowed.copy()
+    allowed[:, 0] = True
     single = best_single_draft(prices, rows, tokens, k, allowed)
     if j == 1 or c == 1:
         return single
-    apart = respond(prices, np.full(c, rows.sum(), dtype=rows.dtype), tokens, k, _nobody(s, c, j)).goodput
-    apart[:, ~allowed] = 0
-    flat = apart.reshape(s, c, j * count).argmax(axis=2)
-    mixed = Choice(flat // count, flat % count)
+    # Every context's own best, as if all rows of the batch were its own.
+    price = per_token(prices, k)
+    price *= rows.sum()
+    price += prices.fixed
+    price += prices.plain
+    np.maximum(price, np.float32(CHEAPEST) * prices.plain, out=price)
+    np.reciprocal(price, out=price)
+    draft, level = np.empty((c, s), dtype=np.intp), np.empty((c, s), dtype=np.intp)
+    for block in blocks(c, tokens[0].size):
+        value = tokens[block] * price
+        value[~allowed[block]] = 0
+        draft[block], level[block], _ = _best(value)
+    mixed = Choice(draft, level)
     first, second = (np.divide(*evaluate(prices, rows, tokens, k, choice)) for choice in (single, mixed))
-    better = (second > first)[:, None]
+    better = second > first
     start = Choice(np.where(better, mixed.draft, single.draft), np.where(better, mixed.level, single.level))
     return _ascend(prices, rows, tokens, k, allowed, start)
-
-
-def _nobody(s: int, c: int, j: int) -> tuple[Real, Real, Level]:
-    nothing = np.zeros((s, c), dtype=np.float32)
-    return nothing, nothing, np.zeros((s, c, j), dtype=np.intp)
-
-
-def joint_response(
-    prices: Prices, rows: Real, core: NDArray[np.bool_], tokens: Real, k: Real, allowed: NDArray[np.bool_]
-) -> Response:
-    """Every context's arms when the core contexts choose jointly: core ones against the other core ones, the others
-    (too rare to be in every batch) as one extra row that answers the core's choice. core [C], rows [C]."""
-    members = np.flatnonzero(core)
-    chosen = best_choice(prices, rows[members], tokens[:, members], k, allowed[members])
-    s, c = tokens.shape[:2]
-    whole_draft, whole_level = np.zeros((s, c), dtype=np.intp), np.zeros((s, c), dtype=np.intp)
-    whole_draft[:, members], whole_level[:, members] = chosen.draft, chosen.level
-    # A rare context stands in no other one's rest: its rows count as none there.
-    earned, paid, top = _rest(prices, np.where(core, rows, 0.0), tokens, k, Choice(whole_draft, whole_level))
-    return respond(prices, rows, tokens, k, (earned, paid, top))

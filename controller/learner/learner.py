@@ -13,14 +13,13 @@ from controller.learner.decision import (
     decide_load,
     draws_of_tokens,
     ladder,
-    outlook,
     policy_cells,
-    rows_at,
 )
 from controller.learner.discount import Array
 from controller.learner.estimates import Estimates, achieved_rows, cost_rows, curve_points, plain_prices
 from controller.learner.evidence import REGIMES, Contexts, Delta
 from controller.learner.gate import Gate
+from controller.learner.outlook import outlook, rows_at
 from controller.learner.prices import prices_at
 from controller.learner.steps import StepEvidence, Sums
 from controller.learner.worth import DraftWorth, gains

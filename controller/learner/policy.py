@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.learner.discount import Array
+from controller.learner.goodput import marked
+from controller.learner.prices import Single
 from engine.link.messages import NO_DRAFT
 
 Top = NDArray[np.intp]
@@ -43,27 +45,29 @@ def arm_name(arm: int, drafts: tuple[str, ...], ks: tuple[int, ...]) -> tuple[st
 
 
 def frequencies(index: Top, arms: int) -> Array:
-    """Share of draws in which each arm was chosen, [C, arms] from indices [S, C].
+    """Share of draws in which each arm was chosen, [..., arms] from indices [..., S].
 
-    >>> frequencies(np.array([[1], [0], [1], [1]]), 2).tolist()
+    >>> frequencies(np.array([[1, 0, 1, 1]]), 2).tolist()
     [[0.25, 0.75]]
     """
-    s, c = index.shape
-    flat = (index + np.arange(c) * arms).ravel()
-    return np.asarray(np.bincount(flat, minlength=c * arms).reshape(c, arms) / s, dtype=np.float64)
+    lead, s = index.shape[:-1], index.shape[-1]
+    flat = index.reshape(-1, s)
+    flat = flat + (np.arange(len(flat)) * arms)[:, None]
+    counts = np.bincount(flat.ravel(), minlength=len(flat) * arms).reshape(*lead, arms)
+    return np.asarray(counts / s, dtype=np.float64)
 
 
-def winners(values: NDArray[np.float32], hurdle: float) -> tuple[Top, Top]:
-    """Each draw's best arm [S, C] (flat; 0 when none beats the hurdle) and each draft's own best level [S, C, J].
+def winners(values: Single, hurdle: float) -> tuple[Top, Top]:
+    """Each draw's best arm [C, S] (flat; 0 when none beats the hurdle) and each draft's own best level [C, J, S].
 
-    values [S, C, J, Kn]: an arm's value, 0 where it must not be played and at K = 0.
+    values [C, Kn, J, S]: an arm's value, as `mark` left it; 0 where it must not be played and at K = 0.
     """
-    level = values.argmax(axis=3)
-    value = np.take_along_axis(values, level[..., None], axis=3)[..., 0]
-    level = np.where(value > hurdle, level, 0)
-    draft = value.argmax(axis=2)
-    best = np.take_along_axis(level, draft[..., None], axis=2)[..., 0]
-    return np.where(best > 0, 1 + draft * (values.shape[3] - 1) + best - 1, 0), level
+    count = values.shape[1]
+    value = np.maximum.reduce(values, axis=1)
+    level = marked(value, count) * (value > hurdle)
+    draft = value.argmax(axis=1)
+    best = np.take_along_axis(level, draft[:, None], axis=1)[:, 0]
+    return np.where(best > 0, 1 + draft * (count - 1) + best - 1, 0), level.astype(np.intp)
 
 
 def sharpened(shares: Array, power: float) -> Array:

@@ -6,7 +6,7 @@ Rows share the drafting passes (fixed, with the offset of that kind of step) but
 are repaired where they are absurd: see `repaired`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,49 +17,50 @@ from controller.learner.discount import Array
 CHEAPEST = 0.9  # a speculative step costs at least this share of a plain one
 DIP = 0.75  # and at least this share of the dearest step of smaller K: real costs have stairs and dips, not cliffs
 
-
-Real = NDArray[np.floating[Any]]
+Single = NDArray[np.float32]
 
 
 class Prices(NamedTuple):
-    """Draws of prices at one load: plain [S], slope [S, J], fixed [S, J, Kn] (0 at K = 0), in seconds."""
+    """Draws of prices at one load: plain [S], slope [J, S], fixed [Kn, J, S] (0 at K = 0), in seconds."""
 
-    plain: Real
-    slope: Real
-    fixed: Real
+    plain: Single
+    slope: Single
+    fixed: Single
 
 
 def repaired(seconds: Array, plain: Array) -> Array:
-    """Seconds [..., Kn] by ascending K, made plausible: over CHEAPEST of plain, and over DIP of the dearest smaller K.
+    """Seconds [Kn, ...] by ascending K, made plausible: over CHEAPEST of plain, and over DIP of the dearest smaller K.
 
-    >>> repaired(np.array([[1.0, 0.5, 4.0, 2.0]]), np.array([1.0])).tolist()
-    [[1.0, 0.9, 4.0, 3.0]]
+    >>> repaired(np.array([[1.0], [0.5], [4.0], [2.0]]), np.array([1.0])).tolist()
+    [[1.0], [0.9], [4.0], [3.0]]
     """
-    fair = np.maximum(seconds, CHEAPEST * plain[..., None])
-    return np.maximum(fair, DIP * np.maximum.accumulate(fair, axis=-1))
+    fair = np.maximum(seconds, CHEAPEST * plain)
+    dearest = DIP * fair[0]
+    for here in fair[1:]:
+        np.maximum(here, dearest, out=here)
+        np.maximum(dearest, DIP * here, out=dearest)
+    return fair
 
 
 def prices_at(draws: CostDraws, load: int, ks: tuple[int, ...]) -> Prices:
     """Prices of decode steps (no prefill) with the load's mean rows and KV tokens; `load` is an index."""
     posterior = draws.posterior
     loads, drafts = posterior.loads, posterior.spec.drafts
-    law = draws.laws[:, load, :]
+    law = draws.laws[load]
     rows, kv = loads.rows[load], loads.kv[load]
-    bare = law[:, 0] + law[:, 1] * rows + law[:, 3] * kv
+    bare = law[0] + law[1] * rows + law[3] * kv
     idle = draws.step_effect((), load, 0)
     plain = np.maximum(bare + idle, 0.2 * loads.seconds[load])
-    slope = np.empty((len(law), len(drafts)))
-    fixed = np.zeros((len(law), len(drafts), len(ks)))
-    k = np.array(ks, dtype=np.float64)
-    for j, draft in enumerate(drafts):
-        raw = law[:, 1] + law[:, 4 + 2 * j]
-        passes = law[:, 5 + 2 * j] * posterior.passes_per_k[j]
-        seconds = (bare + 0.0)[:, None] + (raw * rows + passes)[:, None] * k
-        for i in range(1, len(ks)):
-            seconds[:, i] += draws.step_effect((draft.name,), load, ks[i])
-        seconds[:, 0] = plain
-        seconds = repaired(seconds, plain)
-        slope[:, j] = np.maximum(raw, 0.0)
-        fixed[:, j] = seconds - plain[:, None] - (slope[:, j] * rows)[:, None] * k
-        fixed[:, j, 0] = 0.0
-    return Prices(plain, slope, fixed)
+    raw = law[1] + law[4::2]  # [J, S]
+    passes = law[5::2] * posterior.passes_per_k[:, None]
+    k = np.array(ks, dtype=np.float64)[:, None, None]
+    seconds = (raw * rows + passes) * k
+    seconds += bare
+    seconds[1:] += draws.step_effects([(draft.name,) for draft in drafts], load, ks[1:])
+    seconds[0] = plain
+    seconds = repaired(seconds, plain)
+    slope = np.maximum(raw, 0.0)
+    seconds -= plain
+    seconds -= slope * rows * k
+    seconds[0] = 0.0
+    return Prices(*(array.astype(np.float32) for array in (plain, slope, seconds)))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from controller.learner.curves import BASE_MEAN, expected_tokens, fit, strength
+from controller.learner.curves import BASE_MEAN, beta_draws, expected_tokens, fit, strength
 
 G = np.zeros(3, dtype=np.intp)
 
@@ -43,10 +43,10 @@ def test_draws_have_the_published_mean_and_spread() -> None:
     n = np.array([[[200.0, 100.0, 5.0]], [[100.0, 30.0, 0.0]]])
     a = np.array([[[160.0, 60.0, 4.0]], [[30.0, 5.0, 0.0]]])
     curves = fit(n, a, G[:2])
-    draws = curves.draws(np.random.default_rng(0), 40_000)
+    draws = curves.draws(np.random.default_rng(0), 40_000).transpose(0, 2, 1, 3).astype(np.float64)
     mean, variance = curves.marginal()
-    np.testing.assert_allclose(draws.mean(axis=0), mean, atol=0.01)
-    np.testing.assert_allclose(draws.var(axis=0), variance, rtol=0.08)
+    np.testing.assert_allclose(draws.mean(axis=3), mean, atol=0.01)
+    np.testing.assert_allclose(draws.var(axis=3), variance, rtol=0.08)
     alpha, beta = curves.beta()
     np.testing.assert_allclose(alpha / (alpha + beta), mean, rtol=1e-12)
 
@@ -133,8 +133,18 @@ def test_any_evidence_gives_finite_probabilities(raw: list[tuple[float, float]])
 
 
 def test_expected_tokens_are_one_plus_the_sum_of_survivals() -> None:
-    p = np.array([0.8, 0.5, 0.5])
-    assert expected_tokens(p, (0, 1, 2, 3)).tolist() == pytest.approx([1.0, 1.8, 2.2, 2.4])
+    p = np.array([[0.8, 0.5, 0.5]], dtype=np.float32)
+    assert expected_tokens(p, (0, 1, 2, 3))[0].tolist() == pytest.approx([1.0, 1.8, 2.2, 2.4])
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (1.5, 12.0), (9.0, 4.0), (300.0, 40.0), (0.3, 2.0)])
+def test_draws_of_a_beta_follow_its_distribution(alpha: float, beta: float) -> None:
+    """The cube misses the distribution function by up to .011 where a parameter is 1, and by less above."""
+    shape = np.full(200_000, 1.0, dtype=np.float32)
+    draws = beta_draws(np.random.default_rng(0), alpha * shape, beta * shape).astype(np.float64)
+    assert stats.kstest(draws, stats.beta(alpha, beta).cdf).statistic < 0.012
+    assert draws.mean() == pytest.approx(alpha / (alpha + beta), abs=0.003)
+    assert draws.std() == pytest.approx(stats.beta(alpha, beta).std(), rel=0.02)
 
 
 def test_strength_matches_a_scatter_in_logits() -> None:

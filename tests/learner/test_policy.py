@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.learner.gate import Gate, nonadaptive_share
+from controller.learner.goodput import mark
 from controller.learner.policy import conditional, frequencies, introduced, pruned, steadied, winners
 
 
@@ -43,13 +44,14 @@ def test_new_contexts_get_a_budget_and_old_ones_keep_theirs() -> None:
 
 
 def test_a_draw_is_won_by_plain_unless_an_arm_clears_the_hurdle() -> None:
-    values = np.zeros((3, 1, 2, 3), dtype=np.float32)
-    values[0, 0, 1, 2] = 1.3
-    values[1, 0, 0, 1], values[1, 0, 1, 1] = 1.2, 1.1
-    values[2, 0, 0, 2] = 1.005
+    values = np.zeros((1, 3, 2, 3), dtype=np.float32)  # one context, three levels, two drafts, three draws
+    values[0, 2, 1, 0] = 1.3
+    values[0, 1, :, 1] = 1.2, 1.1
+    values[0, 2, 0, 2] = 1.005
+    mark(values)
     winner, level = winners(values, 1.01)
     assert winner.ravel().tolist() == [4, 1, 0]
-    assert level[:, 0].tolist() == [[0, 2], [1, 1], [0, 0]]
+    assert level[0].T.tolist() == [[0, 2], [1, 1], [0, 0]]
     assert frequencies(winner, 5)[0].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0, 1 / 3])
 
 
