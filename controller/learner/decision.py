@@ -184,17 +184,16 @@ def decide_load(
     reached[..., 0] = False
     hurdle = 1.0 + gate.margin
     values, size = seen.gain, seen.gain.shape[3]
-    winner = np.empty((c, size), dtype=np.intp)
-    level, tried = np.empty((2, c, j, size), dtype=np.intp)
+    tried, best_value = np.empty((2, c, j, size), dtype=np.float32)
     for block in blocks(c, values[0].size):
         part = values[block]
         mark(part)
         # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
         part[~reached[block].transpose(0, 2, 1)] = 0.0
-        largest = np.maximum.reduce(part, axis=1)
-        tried[block] = marked(largest, count) * (largest > 0)
+        np.maximum.reduce(part, axis=1, out=tried[block])
         part[~admitted[block].transpose(0, 2, 1)] = 0.0
-        winner[block], level[block] = winners(part, hurdle)
+        np.maximum.reduce(part, axis=1, out=best_value[block])
+    winner, level = winners(best_value, count, hurdle)
     best = frequencies(winner, 1 + j * (count - 1))
     wanted = sharpened(best, config.sharpness)
     within = frequencies(level, count)
@@ -210,7 +209,7 @@ def decide_load(
         return float((value(context, new) > value(context, old)).mean())
 
     shares = introduced(pruned(wanted, config.prune), within, least)
-    shares = introduced(shares, frequencies(tried, count), revisit)
+    shares = introduced(shares, frequencies(marked(tried, count) * (tried > 0), count), revisit)
     calm = (now, config.dwell, config.hysteresis)
     shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
     joint = shares[:, 1:].reshape(c, j, count - 1)
@@ -269,6 +268,12 @@ def policy_cells(
     cells = []
     ks = spec.ks
     reach = [len(spec.allowed(draft.name)) for draft in spec.drafts]
+    names = [draft.name for draft in spec.drafts]
+    # Posteriors of acceptance are the same at every load: all cells of a context hold the same lists.
+    posteriors = [
+        [(a[: ks[n - 1]], b[: ks[n - 1]]) for a, b, n in zip(*both, reach, strict=True)]
+        for both in zip(alpha, beta, strict=True)
+    ]
     for table, u in zip(tables, quantiles.tolist(), strict=True):
         by_draft = table.probability[:, 1:].reshape(len(contexts), len(spec.drafts), -1).sum(axis=2)
         shares = np.concatenate([table.probability[:, :1], by_draft], axis=1)
@@ -276,28 +281,19 @@ def policy_cells(
         draw = None if table.load == 1 else round(u, 6)
         given = rounded(table.given_draft).tolist()
         seconds = np.maximum(np.round(table.seconds, 8), 1e-8).tolist()
-        in_time = table.in_time.tolist()
+        fine = table.in_time.all(axis=2).tolist()
         expected = np.round((table.probability * table.speedup).sum(axis=1), 4).tolist()
         for c, (domain, regime) in enumerate(contexts):
             # The plain price of the load stands with `none`.
             choices = [DraftChoice(NO_DRAFT, p[c][0], [(0, 1.0)], seconds=[(0, seconds[c][0][0])])]
-            for j, draft in enumerate(spec.drafts):
-                n = reach[j]
-                deepest = ks[n - 1]
-                choices.append(
-                    DraftChoice(
-                        draft.name,
-                        p[c][j + 1],
-                        [(k, q) for k, q in zip(ks[:n], given[c][j], strict=False) if q > 0],
-                        alpha[c][j][:deepest],
-                        beta[c][j][:deepest],
-                        # What a request's own luck may move K to: a K without a price is none of it.
-                        [
-                            (k, s)
-                            for k, s, fine in zip(ks[:n], seconds[c][j], in_time[c][j], strict=False)
-                            if fine or not k
-                        ],
-                    )
-                )
+            for j, (name, n) in enumerate(zip(names, reach, strict=True)):
+                priced = list(zip(ks[:n], seconds[c][j], strict=False))
+                if not fine[c][j]:
+                    # What a request's own luck may move K to: a K without a price is none of it.
+                    priced = [
+                        pair for pair, good in zip(priced, table.in_time[c, j], strict=False) if good or not pair[0]
+                    ]
+                likely = [(k, q) for k, q in zip(ks[:n], given[c][j], strict=False) if q > 0]
+                choices.append(DraftChoice(name, p[c][j + 1], likely, *posteriors[c][j], priced))
             cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], draw, expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
     return cells

@@ -57,13 +57,11 @@ def frequencies(index: Top, arms: int) -> Array:
     return np.asarray(counts / s, dtype=np.float64)
 
 
-def winners(values: Single, hurdle: float) -> tuple[Top, Top]:
+def winners(value: Single, count: int, hurdle: float) -> tuple[Top, Top]:
     """Each draw's best arm [C, S] (flat; 0 when none beats the hurdle) and each draft's own best level [C, J, S].
 
-    values [C, Kn, J, S]: an arm's value, as `mark` left it; 0 where it must not be played and at K = 0.
+    value [C, J, S]: the largest over `count` levels, as `mark` left it, of what may be played; 0 where nothing may.
     """
-    count = values.shape[1]
-    value = np.maximum.reduce(values, axis=1)
     level = marked(value, count) * (value > hurdle)
     draft = value.argmax(axis=1)
     best = np.take_along_axis(level, draft[:, None], axis=1)[:, 0]

@@ -49,7 +49,7 @@ def test_a_draw_is_won_by_plain_unless_an_arm_clears_the_hurdle() -> None:
     values[0, 1, :, 1] = 1.2, 1.1
     values[0, 2, 0, 2] = 1.005
     mark(values)
-    winner, level = winners(values, 1.01)
+    winner, level = winners(values.max(axis=1), 3, 1.01)
     assert winner.ravel().tolist() == [4, 1, 0]
     assert level[0].T.tolist() == [[0, 2], [1, 1], [0, 0]]
     assert frequencies(winner, 5)[0].tolist() == pytest.approx([1 / 3, 1 / 3, 0, 0, 1 / 3])
