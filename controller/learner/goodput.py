@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from controller.learner.prices import CHEAPEST, Prices, Single
 
 Level = NDArray[np.intp]
-_ROUNDS = 8  # of Dinkelbach: it converges superlinearly, from the optimum of the mean usually in two
+_ROUNDS = 8  # of Dinkelbach: it converges superlinearly, usually in two or three
 _SWEEPS = 2  # of coordinate ascent: a third one adds a hundredth of a percent
 _BLOCK = 1 << 17  # numbers handled at once: 512 KiB
-_GUIDES = 8  # draws whose mean gives Dinkelbach's start
 _NEVER = -1e9  # net tokens of an arm that must not be played
 
 
@@ -60,16 +59,18 @@ def mark(values: Single) -> None:
     >>> largest.round(3).tolist(), marked(largest, 4).tolist()
     ([[3.0]], [[1]])
     """
-    bits = values.view(np.int32)
-    bits &= np.int32(-(1 << (values.shape[-3] - 1).bit_length()))
-    bits |= _codes(*values.shape[-3:])
+    *lead, count, drafts, draws = values.shape
+    width = drafts * draws
+    bits = values.view(np.int32).reshape(*lead, count, width)
+    bits &= np.int32(-(1 << (count - 1).bit_length()))
+    bits |= _codes(count, 1 << (width - 1).bit_length())[:, :width]
 
 
-@lru_cache(maxsize=4)
-def _codes(count: int, drafts: int, size: int) -> NDArray[np.int32]:
+@lru_cache(maxsize=16)
+def _codes(count: int, width: int) -> NDArray[np.int32]:
     """What `mark` writes, in full: numpy is twice as fast where it need not repeat a number."""
-    codes = np.arange(count - 1, -1, -1, dtype=np.int32)[:, None, None]
-    return np.ascontiguousarray(np.broadcast_to(codes, (count, drafts, size)))
+    codes = np.arange(count - 1, -1, -1, dtype=np.int32)[:, None]
+    return np.ascontiguousarray(np.broadcast_to(codes, (count, width)))
 
 
 def marked(values: Single, count: int) -> NDArray[np.int32]:
@@ -141,15 +142,18 @@ def per_token(prices: Prices, k: Single) -> Single:
     return np.asarray(k[:, None, None] * prices.slope, dtype=np.float32)
 
 
-def best_single_draft(prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_]) -> Choice:
-    """The exact optimum over choices that use one draft (or none) in the batch; allowed [C, Kn, J]."""
+def best_single_draft(
+    prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_], least: Single | None = None
+) -> Choice:
+    """The exact optimum over choices that use one draft (or none) in the batch; allowed [C, Kn, J].
+
+    least [S]: a goodput that is known to be reached, to start from; where no single draft beats it, the choice may fall
+    short of the optimum.
+    """
     c, _, _, s = tokens.shape
     ratio = rows.sum() / prices.plain
-    if s > _GUIDES:
-        mean = Prices(*(array[..., :_GUIDES].mean(axis=-1, keepdims=True) for array in prices))
-        guide = best_single_draft(mean, rows, tokens[..., :_GUIDES].mean(axis=-1, keepdims=True), k, allowed)
-        everywhere = Choice(*(np.repeat(part, s, axis=1) for part in guide))
-        ratio = np.maximum(ratio, np.divide(*evaluate(prices, rows, tokens, k, everywhere)))
+    if least is not None:
+        ratio = np.maximum(ratio, least)
     draft, level = np.zeros((c, s), dtype=np.intp), np.zeros((c, s), dtype=np.intp)
     live = np.arange(s)
     part, mine = prices, tokens
@@ -272,9 +276,6 @@ def best_choice(prices: Prices, rows: Single, tokens: Single, k: Single, allowed
     c, _, j, s = tokens.shape
     allowed = allowed.copy()
     allowed[:, 0] = True
-    single = best_single_draft(prices, rows, tokens, k, allowed)
-    if j == 1 or c == 1:
-        return single
     # Every context's own best, as if all rows of the batch were its own.
     price = per_token(prices, k)
     price *= rows.sum()
@@ -288,7 +289,10 @@ def best_choice(prices: Prices, rows: Single, tokens: Single, k: Single, allowed
         value[~allowed[block]] = 0
         draft[block], level[block], _ = _best(value)
     mixed = Choice(draft, level)
-    first, second = (np.divide(*evaluate(prices, rows, tokens, k, choice)) for choice in (single, mixed))
-    better = second > first
+    if c == 1:
+        return mixed
+    reached = np.divide(*evaluate(prices, rows, tokens, k, mixed))
+    single = best_single_draft(prices, rows, tokens, k, allowed, reached)
+    better = np.divide(*evaluate(prices, rows, tokens, k, single)) < reached
     start = Choice(np.where(better, mixed.draft, single.draft), np.where(better, mixed.level, single.level))
-    return _ascend(prices, rows, tokens, k, allowed, start)
+    return start if j == 1 else _ascend(prices, rows, tokens, k, allowed, start)
