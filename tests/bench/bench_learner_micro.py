@@ -11,11 +11,18 @@ from engine.link.messages import AcceptanceCell, AccountCell, DraftInfo
 from tests.learner.world import cost_cell
 
 REGIMES = ("greedy", "sampled")
+SIZES = ((3, 3, 8, 1, 2), (3, 3, 8, 4, 2), (5, 4, 8, 5, 2), (16, 8, 16, 6, 2), (32, 8, 16, 10, 1))
 KINDS = ("ngram", "model", "eagle", "model")
 
 
 def _delta(
-    rng: np.random.Generator, domains: int, drafts: int, deepest: int, loads: int, size: tuple[int, int]
+    rng: np.random.Generator,
+    domains: int,
+    drafts: int,
+    deepest: int,
+    loads: int,
+    size: tuple[int, int],
+    regimes: int = len(REGIMES),
 ) -> Delta:
     """One delta of size (acceptance cells, cost cells), spread over all keys at random."""
     acceptance, costs = [], []
@@ -25,7 +32,7 @@ def _delta(
             seen.append(alive)
             alive = int(rng.binomial(alive, 0.8))
             accepted.append(alive)
-        name = f"domain{rng.integers(domains)}", REGIMES[rng.integers(2)], f"draft{rng.integers(drafts)}"
+        name = f"domain{rng.integers(domains)}", REGIMES[rng.integers(regimes)], f"draft{rng.integers(drafts)}"
         acceptance.append(AcceptanceCell(*name, "policy", seen, accepted))  # type: ignore[arg-type]
     for _ in range(size[1]):
         j, load, k = f"draft{rng.integers(drafts)}", 1 << int(rng.integers(loads)), int(rng.integers(1, deepest + 1))
@@ -34,22 +41,24 @@ def _delta(
     account = [
         AccountCell(f"domain{d}", regime, 1 << load, "adaptive", 50, 100, 1.0)  # type: ignore[arg-type]
         for d in range(domains)
-        for regime in REGIMES
+        for regime in REGIMES[:regimes]
         for load in range(loads)
     ]
     return Delta("engine", 0.0, acceptance, [], costs, account)
 
 
-def measure(domains: int, drafts: int, deepest: int, loads: int, draws: int = 256) -> tuple[float, float, float, float]:
+def measure(
+    domains: int, drafts: int, deepest: int, loads: int, regimes: int, draws: int = 256
+) -> tuple[float, float, float, float]:
     """(best, median) milliseconds of `decide` and (best, median) microseconds of `observe` with 24 + 32 cells."""
     rng = np.random.default_rng(0)
     infos = tuple(DraftInfo(f"draft{i}", KINDS[i % 4], deepest) for i in range(drafts))  # type: ignore[arg-type]
     learner = Learner(LearnerConfig(draws=draws), PoolSpec(infos, tuple(range(deepest + 1)), 1 << (loads - 1)))
     for _ in range(20):
-        learner.observe(_delta(rng, domains, drafts, deepest, loads, (24, 32)))
+        learner.observe(_delta(rng, domains, drafts, deepest, loads, (24, 32), regimes))
     observed = []
     for _ in range(60):
-        delta = _delta(rng, domains, drafts, deepest, loads, (24, 32))
+        delta = _delta(rng, domains, drafts, deepest, loads, (24, 32), regimes)
         delta.account = []
         start = time.perf_counter()
         learner.observe(delta)
@@ -65,9 +74,9 @@ def measure(domains: int, drafts: int, deepest: int, loads: int, draws: int = 25
 def main() -> None:
     """Print the table."""
     print(f"{'domains x regimes x drafts x K x loads':42}{'decide, ms (best, median)':>28}{'observe, us':>20}")
-    for domains, drafts, deepest, loads in ((3, 3, 8, 4), (5, 4, 8, 5), (16, 8, 16, 6)):
-        best, median, fast, usual = measure(domains, drafts, deepest, loads)
-        size = f"{domains + 1} x 2 x {drafts} x 0..{deepest} x {loads}"
+    for domains, drafts, deepest, loads, regimes in SIZES:
+        best, median, fast, usual = measure(domains, drafts, deepest, loads, regimes)
+        size = f"{domains + 1} x {regimes} x {drafts} x 0..{deepest} x {loads}"
         print(f"{size:42}{best:14.0f}{median:14.0f}{fast:12.0f}{usual:8.0f}")
 
 
