@@ -209,7 +209,7 @@ def decide_load(
         return float((value(context, new) > value(context, old)).mean())
 
     shares = introduced(pruned(wanted, config.prune), within, least)
-    shares = introduced(shares, frequencies(marked(tried, count) * (tried > 0), count), revisit)
+    shares = introduced(shares, frequencies((marked(tried, count) * (tried > 0)).astype(np.intp), count), revisit)
     calm = (now, config.dwell, config.hysteresis)
     shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
     joint = shares[:, 1:].reshape(c, j, count - 1)
@@ -281,18 +281,16 @@ def policy_cells(
         draw = None if table.load == 1 else round(u, 6)
         given = rounded(table.given_draft).tolist()
         seconds = np.maximum(np.round(table.seconds, 8), 1e-8).tolist()
-        fine = table.in_time.all(axis=2).tolist()
+        in_time = table.in_time.tolist()
         expected = np.round((table.probability * table.speedup).sum(axis=1), 4).tolist()
         for c, (domain, regime) in enumerate(contexts):
             # The plain price of the load stands with `none`.
             choices = [DraftChoice(NO_DRAFT, p[c][0], [(0, 1.0)], seconds=[(0, seconds[c][0][0])])]
             for j, (name, n) in enumerate(zip(names, reach, strict=True)):
                 priced = list(zip(ks[:n], seconds[c][j], strict=False))
-                if not fine[c][j]:
+                if not all(in_time[c][j]):
                     # What a request's own luck may move K to: a K without a price is none of it.
-                    priced = [
-                        pair for pair, good in zip(priced, table.in_time[c, j], strict=False) if good or not pair[0]
-                    ]
+                    priced = [pair for pair, fine in zip(priced, in_time[c][j], strict=False) if fine or not pair[0]]
                 likely = [(k, q) for k, q in zip(ks[:n], given[c][j], strict=False) if q > 0]
                 choices.append(DraftChoice(name, p[c][j + 1], likely, *posteriors[c][j], priced))
             cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], draw, expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
