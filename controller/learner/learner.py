@@ -1,6 +1,7 @@
 """The learner: evidence in, decisions out. Pure: time and random generators are arguments; no input, no output."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.learner import cost, curves, state
 from controller.learner.acceptance import AcceptanceEvidence, Counts
@@ -20,7 +21,8 @@ from controller.learner.estimates import Estimates, achieved_rows, cost_rows, cu
 from controller.learner.evidence import REGIMES, Contexts, Delta
 from controller.learner.gate import Gate
 from controller.learner.outlook import outlook, rows_at
-from controller.learner.prices import prices_at
+from controller.learner.prices import Prices, Single, prices_at
+from controller.learner.standing import Basis, Standing
 from controller.learner.steps import StepEvidence, Sums
 from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
@@ -66,6 +68,7 @@ class Learner:
         self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
         self.started = False
         self.changed = 0  # abrupt changes of acceptance found
+        self._standing: dict[int, Standing] = {}  # by load's index; not part of the dumped state
         self._drafts = frozenset(draft.name for draft in spec.drafts)
 
     def observe(self, delta: Delta) -> None:
@@ -89,8 +92,12 @@ class Learner:
         rejected["cost"] += self.steps.observe(delta.engine, delta.time, delta.cost)
         rejected["account"] += self.account.observe(delta.time, delta.account, self.contexts)
 
-    def decide(self, now: float, rng: np.random.Generator) -> Decision:
-        """Decide every context and load as of `now` (seconds). Books the exploration since the last decision."""
+    def decide(self, now: float, rng: np.random.Generator, afresh: bool = False) -> Decision:
+        """Decide every context and load as of `now` (seconds). Books the exploration since the last decision.
+
+        Idle loads keep their last decision while it holds (see `standing`), unless all is to be decided `afresh`, as
+        the first decision after `load` is.
+        """
         config, spec = self.config, self.spec
         self._grow()
         contexts = len(self.contexts)
@@ -101,42 +108,29 @@ class Learner:
         cost_draws = prices.sample(rng, config.draws)
         tokens = draws_of_tokens(belief, spec, rng, config.draws)
         mix = self.account.mix(now, contexts)
-        prepared = np.array([[k in spec.allowed(d.name) for k in spec.ks] for d in spec.drafts], dtype=bool)
+        prepared = np.array([[k <= d.max_k for k in spec.ks] for d in spec.drafts], dtype=bool)
         prepared = prepared.reshape(len(spec.drafts), len(spec.ks))
         playable = prepared & ladder(prices.deepest, spec.ks)
         here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
         least = np.where(counts.seen[:, :, 0] < _TRIED_HERE, here, 0.0)
         least = np.where(prices.tried < _TRIED, _FIRST, least) * ~self.gate.shut[:, None]
-        revisit = np.full(least.shape, _REVISIT) * ~self.gate.shut[:, None]
         steps = self.account.take_pending(contexts)
         batches = steps.sum(axis=0) / prices.loads.rows
-        tables: list[LoadTable] = []
-        plain_sd: list[float] = []
-        gain: list[Array] = []
-        for at, load in enumerate(spec.loads if spec.drafts and len(spec.ks) > 1 else ()):
-            rows = float(prices.loads.rows[at])
+        observations = np.concatenate([counts.seen[:, :, 0].ravel(), prices.loads.steps])
+        same = playable.tobytes() + self.gate.shut.tobytes() + least.round(1).tobytes()
+        done: list[Standing] = []
+        fresh: list[int] = []
+        for at in range(len(spec.loads) if spec.drafts and len(spec.ks) > 1 else 0):
             # Whoever is held at plain by the gate does not share its passes with the others.
             free = ~(self.gate.shut & (self.stay.top[:, at] <= 0))
-            allowed = playable & free[:, None, None]
-            drawn = prices_at(cost_draws, at, spec.ks)
-            plain_sd.append(float(drawn.plain.std() / drawn.plain.mean()))
-            seen = outlook(drawn, load, rows, mix[at], tokens, spec.ks, allowed)
-            tables.append(
-                decide_load(
-                    at,
-                    spec,
-                    config,
-                    seen,
-                    self.gate,
-                    playable,
-                    least,
-                    revisit,
-                    rows_at(rows, mix[at])[1],
-                    self.stay,
-                    now,
-                )
-            )
-            gain.append(seen.gain_mean)
+            basis = Basis(observations, mix[at], same + free.tobytes())
+            last = None if afresh or steps[:, at].any() else self._standing.get(at)
+            if last is None or not last.basis.holds(basis):
+                fresh.append(at)
+                drawn = prices_at(cost_draws, at, spec.ks)
+                last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, now)
+            done.append(last)
+        tables, plain_sd = [one.table for one in done], [one.plain_sd for one in done]
         if tables and steps.any():
             # What was played since the last decision, judged by what is known now, opens or closes gates for the next.
             shortfall = np.stack([t.shortfall for t in tables], axis=1)
@@ -149,12 +143,20 @@ class Learner:
         if tables:
             self.probability = np.stack([t.probability for t in tables], axis=1)
         evidence = counts.seen[:, :, 0].sum(axis=1) if spec.drafts else np.zeros(contexts)
-        return Decision(
-            cells=policy_cells(
-                tables, self.contexts.names, spec, belief, evidence, config.nonadaptive, self._quantiles(batches, rng)
+        if tables:
+            made = policy_cells(
+                [tables[at] for at in fresh],
+                self.contexts.names,
+                spec,
+                belief,
+                evidence,
+                config.nonadaptive,
+                self._quantiles(batches, rng)[fresh],
             )
-            if tables
-            else [],
+            for nth, at in enumerate(fresh):
+                self._standing[at] = done[at]._replace(cells=made[nth * contexts : (nth + 1) * contexts])
+        return Decision(
+            cells=[cell for at in range(len(tables)) for cell in self._standing[at].cells],
             probe=self._probe(tables, prices, plain_sd),
             allowance=self._allowance(tables, prices.loads.rows),
             switches=switches,
@@ -162,8 +164,30 @@ class Learner:
             spec=spec,
             tables=tables,
             played=self.played.copy(),
-            worth=self._worth(gain, mix, prices.loads.steps),
+            worth=self._worth([one.gain for one in done], mix, prices.loads.steps),
         )
+
+    def _decided(
+        self,
+        at: int,
+        basis: Basis,
+        drawn: Prices,
+        tokens: Single,
+        loads: cost.Loads,
+        playable: NDArray[np.bool_],
+        free: NDArray[np.bool_],
+        least: Array,
+        now: float,
+    ) -> Standing:
+        """A fresh decision about one load (`at` is its index), without its cells."""
+        rows = float(loads.rows[at])
+        seen = outlook(
+            drawn, self.spec.loads[at], rows, basis.mix, tokens, self.spec.ks, playable & free[:, None, None]
+        )
+        revisit = np.full(least.shape, _REVISIT) * ~self.gate.shut[:, None]
+        core = rows_at(rows, basis.mix)[1]
+        table = decide_load(at, self.spec, self.config, seen, self.gate, playable, least, revisit, core, self.stay, now)
+        return Standing(basis, table, float(drawn.plain.std() / drawn.plain.mean()), seen.gain_mean, [])
 
     def estimates(self, now: float) -> Estimates:
         """What is believed as of `now`, in rows for people. Changes nothing; draws come from a generator of its own."""

@@ -95,8 +95,29 @@ def test_dump_and_load_go_on_exactly_where_they_were(experienced: Learner) -> No
 def test_a_loaded_learner_decides_as_the_one_that_was_dumped(experienced: Learner) -> None:
     copy = Learner.load(experienced.dump(), QUICK, MIXED.spec)
     now = now_of(experienced)
-    cells = [x.decide(now, np.random.default_rng(1)).cells for x in (copy, experienced)]
+    cells = [x.decide(now, np.random.default_rng(1), afresh=True).cells for x in (copy, experienced)]
     assert cells[0] == cells[1]
+
+
+def test_idle_loads_keep_their_decision_until_the_evidence_behind_it_has_moved(experienced: Learner) -> None:
+    learner, now = Learner.load(experienced.dump(), QUICK, MIXED.spec), now_of(experienced)
+    first = learner.decide(now, np.random.default_rng(1))
+    idle = learner.decide(now, np.random.default_rng(2))
+    assert [a is b for a, b in zip(first.tables, idle.tables, strict=True)] == [True] * len(first.tables)
+    assert idle.cells == first.cells
+    # Rows ran at batch 1 alone, too few to move anybody's curve.
+    ran = AccountCell("code", "greedy", 1, "adaptive", 3, 6, 0.06)
+    learner.observe(Delta("e0", now, account=[ran]))
+    second = learner.decide(now, np.random.default_rng(3))
+    assert second.tables[0] is not first.tables[0]
+    assert [a is b for a, b in zip(first.tables[1:], second.tables[1:], strict=True)] == [True] * len(first.tables[1:])
+    # A tenth more observations of one draft concern every load.
+    seen = round(0.1 * max(p.seen for p in learner.estimates(now).curves)) + 20
+    learner.observe(Delta("e0", now, [AcceptanceCell("code", "greedy", "small", "policy", [seen], [seen // 2])]))
+    third = learner.decide(now, np.random.default_rng(4))
+    assert not any(a is b for a, b in zip(first.tables, third.tables, strict=True))
+    fourth = learner.decide(now, np.random.default_rng(5), afresh=True)
+    assert not any(a is b for a, b in zip(third.tables, fourth.tables, strict=True))
 
 
 def test_an_unknown_schema_and_garbage_are_refused_in_words() -> None:
