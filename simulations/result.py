@@ -243,10 +243,10 @@ def _recoveries(timeline: Timeline, logs: list[Log]) -> list[Recovery]:
         for d, name in enumerate(timeline.domains):
             if named in (None, name):
                 mine = pool.rows[:, d] > 0
-                steps = recovery(pool.earned[mine, d], pool.due[mine, d])
+                back = recovery(pool.earned[mine, d], pool.due[mine, d])
                 used = _used(timeline, logs, event.step, d) == timeline.drafts.index(event.draft)
                 abrupt = not isinstance(event, AcceptanceChange) or not event.over
-                found.append(Recovery(event.step, name, event.draft, steps, int(mine.sum()), used, abrupt))
+                found.append(Recovery(event.step, name, event.draft, back, int(mine.sum()), used, abrupt))
     return found
 
 

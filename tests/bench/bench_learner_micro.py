@@ -8,6 +8,7 @@ import numpy as np
 
 from controller.learner import Delta, Learner, LearnerConfig, PoolSpec
 from engine.link.messages import AcceptanceCell, AccountCell, DraftInfo
+from tests.bench.plays import Timed
 from tests.learner.world import cost_cell
 
 REGIMES = ("greedy", "sampled")
@@ -15,7 +16,13 @@ KINDS = ("ngram", "model", "eagle", "model")
 
 
 def _delta(
-    rng: np.random.Generator, domains: int, drafts: int, deepest: int, loads: int, size: tuple[int, int]
+    rng: np.random.Generator,
+    domains: int,
+    drafts: int,
+    deepest: int,
+    loads: int,
+    size: tuple[int, int],
+    regimes: int = 2,
 ) -> Delta:
     """One delta of size (acceptance cells, cost cells), spread over all keys at random."""
     acceptance, costs = [], []
@@ -25,7 +32,7 @@ def _delta(
             seen.append(alive)
             alive = int(rng.binomial(alive, 0.8))
             accepted.append(alive)
-        name = f"domain{rng.integers(domains)}", REGIMES[rng.integers(2)], f"draft{rng.integers(drafts)}"
+        name = f"domain{rng.integers(domains)}", REGIMES[rng.integers(regimes)], f"draft{rng.integers(drafts)}"
         acceptance.append(AcceptanceCell(*name, "policy", seen, accepted))  # type: ignore[arg-type]
     for _ in range(size[1]):
         j, load, k = f"draft{rng.integers(drafts)}", 1 << int(rng.integers(loads)), int(rng.integers(1, deepest + 1))
@@ -34,7 +41,7 @@ def _delta(
     account = [
         AccountCell(f"domain{d}", regime, 1 << load, "adaptive", 50, 100, 1.0)  # type: ignore[arg-type]
         for d in range(domains)
-        for regime in REGIMES
+        for regime in REGIMES[:regimes]
         for load in range(loads)
     ]
     return Delta("engine", 0.0, acceptance, [], costs, account)
@@ -60,6 +67,31 @@ def measure(domains: int, drafts: int, deepest: int, loads: int, draws: int = 25
         learner.decide(1.0, rng)
         decided.append((time.perf_counter() - start) * 1e3)
     return min(decided), statistics.median(decided), min(observed), statistics.median(observed)
+
+
+def bars() -> Timed:
+    """The sizes that the learner's bars name: 32 domains with `other`, one regime, 8 drafts, K 0..16, 10 loads."""
+    rng = np.random.default_rng(0)
+    infos = tuple(DraftInfo(f"draft{i}", KINDS[i % 4], 16) for i in range(8))  # type: ignore[arg-type]
+    learner = Learner(LearnerConfig(draws=256), PoolSpec(infos, tuple(range(17)), 1 << 9))
+    for _ in range(20):
+        learner.observe(_delta(rng, 31, 8, 16, 10, (24, 32), regimes=1))
+    full, one, frame = [], [], []
+    for _ in range(5):
+        start = time.perf_counter()
+        learner.decide(1.0, rng)
+        full.append((time.perf_counter() - start) * 1e3)
+        learner.observe(_delta(rng, 1, 8, 16, 10, (1, 0), regimes=1))
+        start = time.perf_counter()
+        learner.decide(1.0, rng)
+        one.append((time.perf_counter() - start) * 1e3)
+    for _ in range(60):
+        delta = _delta(rng, 31, 8, 16, 10, (24, 32), regimes=1)
+        delta.account = []
+        start = time.perf_counter()
+        learner.observe(delta)
+        frame.append((time.perf_counter() - start) * 1e6)
+    return Timed(*map(statistics.median, (full, one, frame)))
 
 
 def main() -> None:
