@@ -50,7 +50,7 @@ class Recovery(msgspec.Struct, frozen=True):
     """After a change: the domain's own steps until its share over 100 of them is above 0.97 (None: never).
 
     `watched`: its steps until the next event. `in_use`: the draft was its most played one in the twentieth of the run
-    before the change. `abrupt`: the change came at once.
+    before the change. `abrupt`: the change came at once. `improved`: the draft came, or gives more since.
     """
 
     step: int
@@ -60,6 +60,7 @@ class Recovery(msgspec.Struct, frozen=True):
     watched: int
     in_use: bool
     abrupt: bool
+    improved: bool
 
 
 class LoadSummary(msgspec.Struct, frozen=True):
@@ -246,7 +247,8 @@ def _recoveries(timeline: Timeline, logs: list[Log]) -> list[Recovery]:
                 back = recovery(pool.earned[mine, d], pool.due[mine, d])
                 used = _used(timeline, logs, event.step, d) == timeline.drafts.index(event.draft)
                 abrupt = not isinstance(event, AcceptanceChange) or not event.over
-                found.append(Recovery(event.step, name, event.draft, back, int(mine.sum()), used, abrupt))
+                better = _improved(timeline, event, d)
+                found.append(Recovery(event.step, name, event.draft, back, int(mine.sum()), used, abrupt, better))
     return found
 
 
@@ -255,6 +257,12 @@ def _used(timeline: Timeline, logs: list[Log], step: int, d: int) -> int:
     end = step * PARTS // timeline.scenario.steps
     before = slice(max(0, end - PARTS // 20), max(1, end))
     return int(np.sum([log.played[before, d].sum(axis=(0, 2)) for log in logs], axis=0).argmax())
+
+
+def _improved(timeline: Timeline, event: AcceptanceChange | Appears, d: int) -> bool:
+    at, j = timeline.phase_at(event.step), timeline.drafts.index(event.draft)
+    before, after = (timeline.phases[i].mean_tokens[d, j, -1] for i in (max(0, at - 1), at))
+    return isinstance(event, Appears) or bool(after > before)
 
 
 def _lost(pool: Pool, engines: int) -> list[tuple[int, float]]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulations.result import Recovery, Summary
+from simulations.result import MARKS, Recovery, Summary
 from simulations.rivals import LEARNING, ONE_ARM_PER_K
 from simulations.sweep import OURS
 from tests.bench.plays import HONEST, SHORT, Runs, Timed
@@ -21,6 +21,16 @@ LOADS, TOP = 0.98, 512
 RARE, RARE_AT = 0.95, 300
 
 Value = Callable[[Summary], float | None]
+
+
+class Where(NamedTuple):
+    """What tells why a seed did badly: a domain (None: the one that earned least), over so many first steps."""
+
+    domain: str | None = None
+    mark: int = 1000
+
+
+ANY = Where()
 
 
 class Line(NamedTuple):
@@ -50,14 +60,13 @@ def lines(runs: Runs) -> list[Line]:
     return found + [line for name, of in runs.items() for line in regret_lines(name, of)]
 
 
-def why(run: Summary, domain: str | None = None) -> str:
-    """The domain that earned least in its first 1,000 steps, or in as many of 300 and 100 as it had (or the domain
-    named), and where it ended."""
+def why(run: Summary, where: Where = ANY) -> str:
+    """A domain's share over its first steps (fewer, if it had not so many), and where it ended."""
+    marks = [mark for mark in reversed(MARKS) if mark <= where.mark]
     known = {
-        name: share
+        name: shares[0]
         for name, one in run.domains.items()
-        if domain in (None, name)
-        and (share := next((one.shares[m] for m in (1000, 300, 100) if one.shares[m] is not None), None)) is not None
+        if where.domain in (None, name) and (shares := [s for mark in marks if (s := one.shares[mark]) is not None])
     }
     if not known:
         return "too few steps"
@@ -68,12 +77,12 @@ def why(run: Summary, domain: str | None = None) -> str:
 
 
 def worst(
-    runs: Sequence[Summary], value: Value, *, domain: str | None = None, high_is_good: bool = True, count: int = 3
+    runs: Sequence[Summary], value: Value, *, where: Where = ANY, high_is_good: bool = True, count: int = 3
 ) -> str:
     """The seeds with the worst values, and why."""
     known = [(found, run) for run in runs if (found := value(run)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=not high_is_good)
-    return "; ".join(f"seed {run.seed}: {_short(found)} ({why(run, domain)})" for found, run in known[:count])
+    return "; ".join(f"seed {run.seed}: {_short(found)} ({why(run, where)})" for found, run in known[:count])
 
 
 def _short(value: float) -> str:
@@ -88,21 +97,21 @@ def _of(values: Mapping[int, float]) -> Value:
     return lambda run: values.get(run.seed)
 
 
-def at_least(what: str, runs: Sequence[Summary], value: Value, asked: float, domain: str | None = None) -> list[Line]:
+def at_least(what: str, runs: Sequence[Summary], value: Value, asked: float, where: Where = ANY) -> list[Line]:
     """The median over seeds is at least so much."""
     known = [found for run in runs if (found := value(run)) is not None]
     if not known:
         return []
     median = float(np.median(known))
     met = median >= asked
-    return [Line(what, f"{asked:g}", f"{median:.3f}", met, "" if met else worst(runs, value, domain=domain))]
+    return [Line(what, f"{asked:g}", f"{median:.3f}", met, "" if met else worst(runs, value, where=where))]
 
 
 def share_lines(name: str, runs: Sequence[Summary], marks: dict[int, float]) -> list[Line]:
     """Medians at the marks, and the worst seed at 1,000."""
     found = []
     for mark, asked in marks.items():
-        found += at_least(f"{name}, {mark} steps", runs, _share(mark), asked)
+        found += at_least(f"{name}, {mark} steps", runs, _share(mark), asked, Where(mark=mark))
     known = [share for run in runs if (share := run.shares[1000]) is not None]
     if known:
         met = min(known) >= WORST_AT_1000
@@ -120,23 +129,24 @@ def nothing_lines(name: str, runs: Sequence[Summary]) -> list[Line]:
 
 
 def change_lines(name: str, runs: Sequence[Summary]) -> list[Line]:
-    """After a change: steps until the share over 100 of them is above 0.97; slow changes of a draft in use have no bar.
+    """After an abrupt change of a draft in use, or improvement of one that is not: steps until the share over 100
+    of them is above 0.97. Changes of another sort have no bar.
 
     A run that was not back by the next event counts only if there was as much time as the bar gives.
     """
     found = []
     for at in range(min((len(run.recoveries) for run in runs), default=0)):
         for in_use, asked in ((True, IN_USE), (False, FOUND)):
-            here = [run for run in runs if run.recoveries[at].in_use == in_use]
-            if in_use:
-                here = [run for run in here if run.recoveries[at].abrupt]
+            here = [run for run in runs if run.recoveries[at].in_use == in_use and run.recoveries[at].abrupt]
+            if not in_use:
+                here = [run for run in here if run.recoveries[at].improved]
             steps = {run.seed: value for run in here if (value := _steps(run.recoveries[at], asked)) is not None}
             if not steps:
                 continue
             one, median = here[0].recoveries[at], float(np.median(list(steps.values())))
-            what = f"{name}, change {at + 1}: {one.draft} {'' if in_use else 'not '}in use in {one.domain}, steps"
+            what = f"{name}, change {at + 1}: {one.draft} {'in use' if in_use else 'not in use'} in {one.domain}, steps"
             measured = f"{_short(median)} ({len(steps)} seeds)" if len(steps) < len(runs) else _short(median)
-            missed = "" if median <= asked else worst(here, _of(steps), domain=one.domain, high_is_good=False)
+            missed = "" if median <= asked else worst(here, _of(steps), where=Where(one.domain), high_is_good=False)
             found.append(Line(what, f"at most {asked}", measured, median <= asked, missed))
     return found
 
@@ -188,7 +198,7 @@ def rare_lines(runs: Sequence[Summary]) -> list[Line]:
             continue
         first = at_least(
             f"rare-domains, {name}, first {RARE_AT} own steps", runs,
-            _share(RARE_AT, name), RARE, name,
+            _share(RARE_AT, name), RARE, Where(name, RARE_AT),
         )  # fmt: skip
         later = [share for run in runs if (share := run.domains[name].later) is not None]
         after = f" ({np.median(later):.3f} after them)" if later else ""

@@ -76,7 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timed: Timed | None = None
     source = given.from_json or (given.json if given.resume and given.json.exists() else None)
     if source is not None:
-        done, timed = read(source)
+        try:
+            done, timed = read(source)
+        except ValueError as error:
+            sys.exit(f"bench_learner: {error}")
     if given.from_json is None:
         work = tasks(given.names, given.seeds, given.rival_seeds, KINDS[given.kind], done)
         for at, one in enumerate(measured(work, given.jobs), 1):

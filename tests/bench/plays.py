@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
+from simulations.clairvoyant import Clairvoyant
 from simulations.load import load, shipped
 from simulations.result import Summary
 from simulations.rivals import LEARNING
-from simulations.scenario import Scenario, cut
+from simulations.scenario import AcceptanceChange, Falling, Scenario, cut
 from simulations.sweep import OURS, Job, run
+from simulations.timeline import Timeline
 from simulations.variants import variant
 
 HONEST = "one-liar (none lies)"
@@ -21,7 +24,8 @@ SHORT = {
     f"{name} ({steps} steps)": (name, steps) for name in ("all-drafts-bad", "expensive-draft") for steps in (3000,)
 }
 LATER = {"draft-retrained": 6000}  # steps put in before the last event: 3,000 of each domain lie between the events
-_APART = frozenset({HONEST, *SHORT})  # beside the scenario itself, for a bar of their own; rivals do not play them
+BREAKS = "three-domains (draft breaks)"
+_APART = frozenset({HONEST, BREAKS, *SHORT})  # made of a scenario for a bar of their own; rivals do not play them
 
 Runs = Mapping[str, Mapping[str, Sequence[Summary]]]  # play -> policy -> by seed
 
@@ -56,17 +60,19 @@ class Timed(msgspec.Struct, frozen=True, tag="timing"):
 
 def plays() -> list[str]:
     """Every shipped scenario, and what is made of some for a bar of their own."""
-    return [*shipped(), HONEST, *SHORT]
+    return [*shipped(), HONEST, BREAKS, *SHORT]
 
 
 def scenario(task: Task) -> Scenario:
     """What a task plays."""
     name, steps = SHORT.get(task.play, (task.play, None))
-    made = load("one-liar" if name == HONEST else name)
+    made = load({HONEST: "one-liar", BREAKS: "three-domains"}.get(name, name))
     if task.unseen:
         made = variant(made, task.seed)
     if task.play == HONEST:
         made = msgspec.structs.replace(made, hostile=0)
+    if task.play == BREAKS:
+        made = broken(made)
     if later := LATER.get(task.play):
         *first, last = made.events
         moved = msgspec.structs.replace(last, step=last.step + later)
@@ -74,6 +80,18 @@ def scenario(task: Task) -> Scenario:
     if steps is not None:
         made = cut(made, steps)
     return made
+
+
+def broken(made: Scenario) -> Scenario:
+    """Half way the first domain's best draft becomes useless there (first .15, decay .9), and stays as it is elsewhere.
+    A policy that does well has it in use."""
+    timeline = Timeline(made)
+    domain, rows = timeline.domains[0], np.zeros(len(timeline.domains), dtype=np.intp)
+    rows[0] = int(timeline.rows.min())
+    draft = timeline.drafts[Clairvoyant(timeline).best(0, rows).draft[0]]
+    curve = Falling(first=0.15, decay=0.9)
+    event = AcceptanceChange(step=made.steps // 2, draft=draft, domain=domain, acceptance=curve)
+    return msgspec.structs.replace(made, events=(event,))
 
 
 def tasks(
@@ -126,13 +144,20 @@ def write(path: Path, line: Measured | Timed) -> None:
 
 
 def read(path: Path) -> tuple[list[Measured], Timed | None]:
-    """What the file holds; of several timings the last one. A last line that was cut off is left out."""
+    """What the file holds; of several timings the last one. A last line that was cut off is left out.
+
+    Raises `ValueError` where a line is none of ours.
+    """
     decoder = msgspec.json.Decoder(Measured | Timed)
     done: list[Measured] = []
     timed = None
     whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for line in whole.splitlines():
-        one = decoder.decode(line)
+    for at, line in enumerate(whole.splitlines(), 1):
+        try:
+            one = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            message = f"{path}, line {at} was not written by this version ({error}); name another file"
+            raise ValueError(message) from None
         if isinstance(one, Measured):
             done.append(one)
         else:

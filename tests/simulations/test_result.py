@@ -111,11 +111,13 @@ def test_changes_are_followed_up() -> None:
     s = summary(msgspec.structs.replace(SCENARIO, events=(event,)), 0, 2)
     assert [(r.step, r.domain, r.draft, r.steps) for r in s.recoveries] == [(600, "y", "a", 100)]
     seen = s.recoveries[0]
-    assert (seen.in_use, seen.abrupt) == (True, True)
+    assert (seen.in_use, seen.abrupt, seen.improved) == (True, True, True)
     # Outputs are alike and K = 2 gives y 1.11 tokens a step against 2.71: of 1,200 steps most are y's.
     assert 200 < seen.watched < s.domains["y"].steps - 300
     p = summary(msgspec.structs.replace(SCENARIO, events=(event,)), -1, 0)
     assert [(r.steps, r.in_use) for r in p.recoveries] == [(None, False)]
+    worse = msgspec.structs.replace(event, acceptance=(0.05,))
+    assert not summary(msgspec.structs.replace(SCENARIO, events=(worse,)), 0, 2).recoveries[0].improved
     slow = msgspec.structs.replace(event, over=100)
     assert not summary(msgspec.structs.replace(SCENARIO, events=(slow,)), 0, 2).recoveries[0].abrupt
 
