@@ -14,6 +14,7 @@ help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
 	@echo "make test          set up and run formatter, linter, type checker and the tests with coverage"
 	@echo "make bench         timings: engine against transformers, cost of the link, cost of a decision"
+	@echo "make bench-learner the learner against its bars and its rivals, on shipped and unseen scenarios (hours)"
 	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
 	@echo "make lock          resolve the lock file anew"
 
@@ -51,7 +52,8 @@ test: lint types unit
 test-slow: models
 	$(BIN)/python -m pytest -m slow --ignore tests/compose -p no:cacheprovider
 
-bench: bench-engine bench-link bench-learner
+bench: bench-engine bench-link
+	$(BIN)/python -m tests.bench.bench_learner_micro
 
 bench-engine: models
 	$(BIN)/python -m tests.bench.bench_engine
@@ -62,8 +64,10 @@ bench-agreement: models
 bench-link: setup
 	$(BIN)/python -m tests.bench.bench_link
 
+# Hours: ours and nine rivals, on every scenario and an unseen variant of it, 20 seeds. BENCH_ARGS='--seeds 1 --rival-seeds 0' for a look.
+BENCH_ARGS ?= --seeds 20 --jobs -1
 bench-learner: setup
-	$(BIN)/python -m tests.bench.bench_learner_micro
+	$(BIN)/python -m tests.bench.bench_learner $(BENCH_ARGS)
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m slow -p no:cacheprovider

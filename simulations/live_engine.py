@@ -5,18 +5,19 @@ running controller and obeys it. After the scenario's last step its load starts 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.link import DraftInfo, EngineDescription, Link, RowOutcome, StaticChoice, StepOutcome, Ticket
+from engine.link import DraftInfo, EngineDescription, Link, StaticChoice, StepOutcome, Ticket
 from engine.link.messages import NO_DRAFT as NO_DRAFT_NAME
 from engine.link.messages import OTHER
 from simulations.batch import DOMAIN, nobody
 from simulations.clairvoyant import Best
 from simulations.luck import Array
 from simulations.policy import NO_DRAFT, Bools, Choice, Ints, Outcome, View
+from simulations.reported import step_outcome
 from simulations.timeline import Timeline, context_of
 from simulations.world import Engine
 
@@ -159,23 +160,3 @@ class VirtualEngine:
             float(log.plain[step]),
             self.world.clairvoyant.best(self.world.index, rows),
         )
-
-
-def step_outcome(
-    tickets: Sequence[Ticket], planned: Sequence[int], outcome: Outcome, names: Sequence[str]
-) -> StepOutcome:
-    """A simulated step as an engine reports it. `names`: of the drafts, the last one answering to NO_DRAFT.
-
-    As everywhere in the simulations, an answer's last step is not cut at its length.
-    """
-    ks, accepted = outcome.k.tolist(), outcome.accepted.tolist()
-    drafted: dict[str, tuple[int, int]] = {}
-    for draft, k in zip(outcome.draft.tolist(), ks, strict=True):
-        if k:
-            tokens, passes = drafted.get(names[draft], (0, 0))
-            drafted[names[draft]] = (tokens + k, max(passes, k))
-    rows = [
-        RowOutcome(ticket, k, a, min(a + 1, k), a + 1, k != plan)
-        for ticket, k, a, plan in zip(tickets, ks, accepted, planned, strict=True)
-    ]
-    return StepOutcome(outcome.seconds, rows, len(ks) + sum(ks), outcome.prefill, outcome.kv, drafted)

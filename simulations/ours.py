@@ -27,8 +27,9 @@ from engine.link.messages import (
     load_bucket,
     prefill_bucket,
 )
-from engine.link.ticket import RowOutcome, StepOutcome, Ticket
-from simulations.policy import Choice, Ints, Outcome, PoolFacts, View
+from engine.link.ticket import Ticket
+from simulations.policy import Choice, Outcome, PoolFacts, View
+from simulations.reported import step_outcome
 from simulations.timeline import context_of
 
 EPOCH = 1e9  # the learner's clock at the first step, seconds
@@ -174,18 +175,8 @@ class Ours:
         """Count the step as an engine's link does; decide when it is time."""
         engine = self._engines[outcome.view.engine]
         ks, accepted = outcome.k.tolist(), outcome.accepted.tolist()
-        drafted = self._drafted(outcome.draft, outcome.k)
-        step = StepOutcome(
-            outcome.seconds,
-            [
-                RowOutcome(ticket, k, a, a + 1 if a < k else k, a + 1, k != plan)
-                for ticket, k, a, plan in zip(engine.rows, ks, accepted, engine.planned, strict=True)
-            ],
-            len(ks) + sum(ks),
-            outcome.prefill,
-            outcome.kv,
-            drafted,
-        )
+        step = step_outcome(engine.rows, engine.planned, outcome, self._names)
+        drafted = bool(step.drafted)
         engine.counters.record(step, probing=engine.ordered and not drafted)
         engine.chooser.observe(step)
         if engine.breaker is not None:
@@ -204,17 +195,6 @@ class Ours:
         self._steps += 1
         if self._steps >= self._due:
             self._decide(max(engine.now for engine in self._engines))
-
-    def _drafted(self, draft: Ints, k: Ints) -> dict[str, tuple[int, int]]:
-        drafted: dict[str, tuple[int, int]] = {}
-        if len(k) == 1:
-            if k[0]:
-                drafted[self._names[draft[0]]] = (int(k[0]), int(k[0]))
-            return drafted
-        tokens = np.bincount(draft + 1, k, minlength=len(self._names))
-        for at in np.flatnonzero(tokens).tolist():
-            drafted[self._names[at - 1]] = (int(tokens[at]), int(k[draft == at - 1].max()))
-        return drafted
 
     def _decide(self, now: float) -> None:
         for engine in self._engines:

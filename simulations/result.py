@@ -47,12 +47,20 @@ class DomainSummary(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """After a change: the domain's own steps until its share over 100 of them is above 0.97 (None: never)."""
+    """After a change: the domain's own steps until its share over 100 of them is above 0.97 (None: never).
+
+    `watched`: its steps until the next event. `in_use`: the draft was its most played one in the twentieth of the run
+    before the change. `abrupt`: the change came at once. `improved`: the draft came, or gives more since.
+    """
 
     step: int
     domain: str
     draft: str
     steps: int | None
+    watched: int
+    in_use: bool
+    abrupt: bool
+    improved: bool
 
 
 class LoadSummary(msgspec.Struct, frozen=True):
@@ -72,7 +80,8 @@ class Summary(msgspec.Struct, frozen=True):
     earned in the same time at the same loads. `shares`, `regret` (seconds of the
     pool) by mark, None where no domain has so many steps. `share`: over the whole run. `worst_window`, `first_window`:
     goodput over plain's in the worst and the first 500 steps. `switches`: per 1,000 steps of an engine after the first
-    fifth; `decided`: the same as the policy counts them. `lost`: (step, regret so far), for plots.
+    fifth; `decided`: the same as the policy counts them. `batches`: share by number of rows, in the second half of the
+    run. `lost`: (step, regret so far), for plots.
     """
 
     scenario: str
@@ -89,6 +98,7 @@ class Summary(msgspec.Struct, frozen=True):
     decided: float | None
     domains: dict[str, DomainSummary]
     loads: dict[int, LoadSummary]
+    batches: dict[int, float]
     recoveries: list[Recovery]
     lost: list[tuple[int, float]]
 
@@ -177,6 +187,7 @@ def summarise(timeline: Timeline, run: Run, policy: str, seed: int) -> Summary:
         decided=None if run.decided is None else run.decided / settled,
         domains={name: _domain(timeline, logs, pool, d) for d, name in enumerate(timeline.domains)},
         loads=_loads(logs),
+        batches=_batches(pooled(logs, slice(scenario.steps // 2, None))),
         recoveries=_recoveries(timeline, logs),
         lost=_lost(pool, len(logs)),
     )
@@ -214,6 +225,12 @@ def _loads(logs: list[Log]) -> dict[int, LoadSummary]:
     return loads
 
 
+def _batches(pool: Pool) -> dict[int, float]:
+    rows, earned, due = (array.sum(axis=1) for array in (pool.rows, pool.earned, pool.due))
+    sums = np.bincount(rows, earned), np.bincount(rows, due)
+    return {n: float(sums[0][n] / sums[1][n]) for n in np.unique(rows).tolist()}
+
+
 def _recoveries(timeline: Timeline, logs: list[Log]) -> list[Recovery]:
     found = []
     steps = [event.step for event in timeline.scenario.events]
@@ -227,8 +244,25 @@ def _recoveries(timeline: Timeline, logs: list[Log]) -> list[Recovery]:
         for d, name in enumerate(timeline.domains):
             if named in (None, name):
                 mine = pool.rows[:, d] > 0
-                found.append(Recovery(event.step, name, event.draft, recovery(pool.earned[mine, d], pool.due[mine, d])))
+                back = recovery(pool.earned[mine, d], pool.due[mine, d])
+                used = _used(timeline, logs, event.step, d) == timeline.drafts.index(event.draft)
+                abrupt = not isinstance(event, AcceptanceChange) or not event.over
+                better = _improved(timeline, event, d)
+                found.append(Recovery(event.step, name, event.draft, back, int(mine.sum()), used, abrupt, better))
     return found
+
+
+def _used(timeline: Timeline, logs: list[Log], step: int, d: int) -> int:
+    """The draft most played in a domain before the step; the number of drafts if that is none."""
+    end = step * PARTS // timeline.scenario.steps
+    before = slice(max(0, end - PARTS // 20), max(1, end))
+    return int(np.sum([log.played[before, d].sum(axis=(0, 2)) for log in logs], axis=0).argmax())
+
+
+def _improved(timeline: Timeline, event: AcceptanceChange | Appears, d: int) -> bool:
+    at, j = timeline.phase_at(event.step), timeline.drafts.index(event.draft)
+    before, after = (timeline.phases[i].mean_tokens[d, j, -1] for i in (max(0, at - 1), at))
+    return isinstance(event, Appears) or bool(after > before)
 
 
 def _lost(pool: Pool, engines: int) -> list[tuple[int, float]]:

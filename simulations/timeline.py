@@ -94,6 +94,10 @@ class Phase:
         target = max(self.memory, self.per_token * (rows + float(drafted.sum()))) + self.overhead
         return target + float(passes @ self.pass_seconds + drafted @ self.token_seconds)
 
+    def reading(self, tokens: Array | Ints) -> float:
+        """Expected seconds in which drafts read tokens [J] that they did not draft, each draft in one pass."""
+        return float((tokens > 0) @ self.pass_seconds + tokens @ self.token_seconds)
+
     def plain(self, rows: int) -> float:
         """Expected seconds of a plain decode step."""
         return max(self.memory, self.per_token * rows) + self.overhead

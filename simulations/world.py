@@ -193,8 +193,7 @@ class Engine:
         missed = rows[KV, behind] - (rows[READ, behind] - 1)
         tokens = np.bincount(draft[behind], missed, minlength=len(self.reads))
         rows[READ, behind] = 0
-        price = (tokens > 0) @ self.phase.pass_seconds + tokens @ self.phase.token_seconds
-        return int(tokens.sum()), float(price)
+        return int(tokens.sum()), self.phase.reading(tokens)
 
     def _k(self, choice: Choice, draft: Ints) -> Ints:
         """K as run: what the draft and the engine are prepared for, 0 without a draft."""
@@ -221,17 +220,16 @@ class Engine:
         """
         rows, phase, n, drafts = self.running, self.phase, self.running.shape[1], len(self.limits) - 1
         would = np.full((drafts, n), -1, dtype=np.intp)
-        seconds = 0.0
+        read = np.zeros(drafts)
         for j in np.flatnonzero(np.asarray(evaluated) & phase.available).tolist():
             depth = min(top, int(self.timeline.limits[j]))
             if not depth:
                 continue
-            others = int((drafting != j).sum())
-            seconds += float(phase.pass_seconds[j] + others * (depth + 1) * phase.token_seconds[j]) if others else 0.0
+            read[j] = (drafting != j).sum() * (depth + 1)
             luck = luck_of(rows, np.full(n, j, dtype=np.intp), drafts, 1, depth)[:, 0]
             kept = luck < phase.acceptance[rows[DOMAIN], j, rows[KIND], :depth]
             would[j] = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
-        return would, seconds
+        return would, phase.reading(read)
 
     def _book(self, batch: Batch, k: Ints, expected: float, tokens: int, seconds: float) -> None:
         """Log what the step brings in expectation, beside what the clairvoyant would get from the same rows."""

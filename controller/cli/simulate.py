@@ -26,6 +26,9 @@ def simulate(
     json: Annotated[Path | None, typer.Option(help="Write everything measured to this file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw pictures into this folder.")] = None,
     random: Annotated[list[int] | None, typer.Option(help="Also play the random scenario of this seed.")] = None,
+    variant: Annotated[
+        list[int] | None, typer.Option(help="Play this variant of each scenario instead: same kind, other numbers.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at once; -1: one a core.")] = 1,
     backend: Annotated[str, typer.Option(help="How joblib spreads them: loky, or dask for a cluster.")] = "loky",
     names: Annotated[bool, typer.Option("--list", help="Name the shipped scenarios and stop.")] = False,
@@ -45,6 +48,7 @@ def simulate(
         from simulations.randomised import randomised
         from simulations.scenario import ScenarioError, cut
         from simulations.sweep import SweepError
+        from simulations.variants import variant as varied
     except ModuleNotFoundError as error:
         raise missing(error, "simulations") from None
     if names:
@@ -52,7 +56,10 @@ def simulate(
             typer.echo(f"{name}: {load(name).about}")
         return
     try:
-        chosen = [load(name) for name in scenarios or []] + [randomised(seed) for seed in random or []]
+        chosen = [load(name) for name in scenarios or []]
+        if variant:
+            chosen = [varied(scenario, seed) for scenario in chosen for seed in variant]
+        chosen += [randomised(seed) for seed in random or []]
         if steps is not None:
             chosen = [cut(scenario, steps) for scenario in chosen]
         if live is not None:

@@ -10,7 +10,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from simulations.policy import NO_DRAFT, Bools, Choice, Ints, Outcome, PoolFacts, View
+from simulations.policy import NO_DRAFT, Bools, Choice, Ints, Maker, Outcome, PoolFacts, View
 from simulations.rivals.one_draft import ladder, loaded
 from simulations.rivals.rival import Rival
 
@@ -105,3 +105,12 @@ class Optimist(Bandit):
             arms[row] = np.where(usable, index, -np.inf).argmax()
             pulls[d, arms[row]] += 1
         return arms
+
+
+def maker(bandit: type[Bandit], name: str) -> Maker:
+    """Makes bandits of a class under a name."""
+
+    def make(pool: PoolFacts, rng: np.random.Generator) -> Bandit:
+        return bandit(name, pool, rng)
+
+    return make

@@ -8,8 +8,8 @@ variance is far above that of a reward in [0, 1], so a second variant estimates 
 
 import numpy as np
 
-from simulations.policy import Bools, Ints, Maker, PoolFacts
-from simulations.rivals.bandit import Bandit, Real
+from simulations.policy import Bools, Ints, Maker
+from simulations.rivals.bandit import Bandit, Real, maker
 
 
 class GaussianTs(Bandit):
@@ -47,17 +47,9 @@ class ScaledTs(GaussianTs):
 
 def gaussian_ts() -> Maker:
     """The published rule."""
-
-    def make(pool: PoolFacts, rng: np.random.Generator) -> GaussianTs:
-        return GaussianTs("gaussian-ts", pool, rng)
-
-    return make
+    return maker(GaussianTs, "gaussian-ts")
 
 
 def gaussian_ts_scaled() -> Maker:
     """With the variance estimated."""
-
-    def make(pool: PoolFacts, rng: np.random.Generator) -> ScaledTs:
-        return ScaledTs("gaussian-ts-scaled", pool, rng)
-
-    return make
+    return maker(ScaledTs, "gaussian-ts-scaled")

@@ -6,8 +6,8 @@ figure 1: the arm with the largest mean + sqrt(2 log t / n), rewards in [0, 1].
 
 import numpy as np
 
-from simulations.policy import Maker, PoolFacts
-from simulations.rivals.bandit import Optimist, Real
+from simulations.policy import Maker
+from simulations.rivals.bandit import Optimist, Real, maker
 
 
 def ucb1_index(mean: Real, pulls: Real, total: Real) -> Real:
@@ -30,8 +30,4 @@ class Ucb1(Optimist):
 
 def ucb1() -> Maker:
     """No parameters."""
-
-    def make(pool: PoolFacts, rng: np.random.Generator) -> Ucb1:
-        return Ucb1("ucb1", pool, rng)
-
-    return make
+    return maker(Ucb1, "ucb1")

@@ -8,8 +8,8 @@ then the largest mean, since its bonus sqrt(6 log t / total pulls) is the same f
 
 import numpy as np
 
-from simulations.policy import Maker, PoolFacts
-from simulations.rivals.bandit import Optimist, Real
+from simulations.policy import Maker
+from simulations.rivals.bandit import Optimist, Real, maker
 
 DELTA = 0.1
 ROUNDS = 2
@@ -49,17 +49,9 @@ class UcbSpecReleased(Optimist):
 
 def ucbspec() -> Maker:
     """Algorithm 4."""
-
-    def make(pool: PoolFacts, rng: np.random.Generator) -> UcbSpec:
-        return UcbSpec("ucbspec", pool, rng)
-
-    return make
+    return maker(UcbSpec, "ucbspec")
 
 
 def ucbspec_released() -> Maker:
     """The authors' code."""
-
-    def make(pool: PoolFacts, rng: np.random.Generator) -> UcbSpecReleased:
-        return UcbSpecReleased("ucbspec-released", pool, rng)
-
-    return make
+    return maker(UcbSpecReleased, "ucbspec-released")

@@ -8,6 +8,7 @@ import numpy as np
 
 from controller.learner import Delta, Learner, LearnerConfig, PoolSpec
 from engine.link.messages import AcceptanceCell, AccountCell, DraftInfo
+from tests.bench.plays import Timed
 from tests.learner.world import cost_cell
 
 REGIMES = ("greedy", "sampled")
@@ -76,6 +77,12 @@ def measure(domains: int, drafts: int, deepest: int, loads: int, regimes: int, d
         learner.decide(1.0, rng)
         changed.append((time.perf_counter() - start) * 1e3)
     return [f(times) for times in (decided, changed, observed) for f in (min, statistics.median)]
+
+
+def bars() -> Timed:
+    """The medians at the size that the learner's bars name: 32 domains, one regime, 8 drafts, K 0..16, 10 loads."""
+    full, one, frame = measure(*SIZES[-1])[1::2]
+    return Timed(full, one, frame)
 
 
 def main() -> None:
