@@ -150,7 +150,7 @@ class PoolLoop:
         tuner = self.tuner
         assert tuner is not None  # `_take_over` came before
         while not self._stopping.is_set():
-            entries = await self.store.read(tuner.last_id, count=READ_COUNT, block=self._patience())
+            entries = await self.store.read(tuner.last_id, count=READ_COUNT, block=self._patience(tuner))
             self.catching_up = len(entries) == READ_COUNT
             if entries:
                 await self._work(tuner.consume, entries, self._clock())
@@ -165,13 +165,11 @@ class PoolLoop:
             return since >= CATCH_UP_SECONDS
         if tuner.ready and (self._n == 0 or self._clock() - self._issued >= self.settings.policy_seconds / 3):
             return since >= self.settings.decide_seconds
-        return tuner.pending >= self.settings.decide_frames or (
-            tuner.pending > 0 and since >= self.settings.decide_seconds
-        )
+        return tuner.pending >= self.settings.decide_frames or (tuner.pending > 0 and since >= tuner.decide_seconds)
 
-    def _patience(self) -> float:
+    def _patience(self, tuner: Tuner) -> float:
         """How long a read may wait without making a decision late."""
-        left = self._decided + self.settings.decide_seconds - time.monotonic()
+        left = self._decided + tuner.decide_seconds - time.monotonic()
         return min(BLOCK_SECONDS, left) if left > 0 else BLOCK_SECONDS
 
     async def _publish(self, tuner: Tuner) -> None:

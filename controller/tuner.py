@@ -39,6 +39,7 @@ from engine.link.messages import (
     decode_frame,
     encode,
 )
+from engine.link.pace import pace
 
 log = logging.getLogger("controller")
 
@@ -173,6 +174,12 @@ class Tuner:
                 self._records.append(msgspec.json.decode(entry, type=DecisionRecord))
             except msgspec.MsgspecError:
                 continue
+
+    @property
+    def decide_seconds(self) -> float:
+        """Seconds between decisions: the settings', less while the engines have run few steps."""
+        steps = [incarnation.steps for incarnation in self.ledger.live()]
+        return pace(max(steps, default=0), self.settings.decide_seconds)
 
     def consume(self, entries: Sequence[Entry], now: float) -> None:
         """Learn from frames, in order. `now`: wall clock, seconds."""

@@ -1,9 +1,11 @@
 """What a run leaves behind: expected and realised numbers by step and domain, and which arms were played."""
 
+from bisect import bisect_right
+
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.link.messages import load_bucket
+from engine.link.messages import load_buckets
 from simulations.luck import Array
 from simulations.policy import Ints
 from simulations.timeline import Timeline
@@ -33,7 +35,8 @@ class Log:
         self.switches: NDArray[np.int32] = np.zeros(steps, dtype=np.int32)
         self.played: NDArray[np.int64] = np.zeros((PARTS, domains, *arms), dtype=np.int64)
         self._part = np.minimum(np.arange(steps) * PARTS // steps, PARTS - 1).tolist()
-        loads = load_bucket(timeline.max_batch).bit_length()
+        self._loads = load_buckets(timeline.max_batch)
+        loads = len(self._loads)
         self._cell: NDArray[np.int64] = np.zeros((loads, domains, *arms), dtype=np.int64)
         self._ran: NDArray[np.int64] = np.zeros((loads, domains), dtype=np.int64)
         self._top: Ints = np.full((loads, domains), -1, dtype=np.intp)
@@ -50,7 +53,7 @@ class Log:
 
     def arms(self, step: int, rows: Ints, domain: Ints, draft: Ints, k: Ints) -> None:
         """Count the arms that were played; domain, draft, k by row (draft NO_DRAFT where K is 0), rows [D]."""
-        load = len(domain).bit_length() - 1
+        load = bisect_right(self._loads, len(domain)) - 1
         played, cell, ran = self.played[self._part[step]], self._cell[load], self._ran[load]
         if len(domain) == 1:
             arm = int(domain[0]), int(draft[0]), int(k[0])

@@ -27,6 +27,7 @@ from engine.link.messages import (
     load_bucket,
     prefill_bucket,
 )
+from engine.link.pace import pace
 from engine.link.ticket import Ticket
 from simulations.policy import Choice, Outcome, PoolFacts, View
 from simulations.reported import step_outcome
@@ -38,21 +39,25 @@ _LASTS = 3600.0  # seconds that a policy stays valid: simulated controllers do n
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When to decide: after `every` steps of the engines at first, later when `growth` more have come, at most `most`.
+    """When to decide: every `first` steps of the engines at first, ever less often up to every `every`, later when
+    `growth` more have come, at most `most`.
 
-    20 steps are half a second at 25 ms each; what 1% more evidence can change is not worth a decision.
+    20 steps are half a second at 25 ms each, 4 a tenth: live engines and controllers, too, start at a tenth of their
+    intervals (`pace`). What 1% more evidence can change is not worth a decision.
 
-    >>> [Pace().steps(n) for n in (0, 1000, 5000, 100_000)]
-    [20, 20, 50, 80]
+    >>> [Pace().steps(n) for n in (0, 80, 1000, 5000, 100_000)]
+    [4, 10, 20, 50, 80]
     """
 
+    first: int = 4
     every: int = 20
     growth: float = 0.01
     most: int = 80
 
     def steps(self, done: int) -> int:
         """Steps to the next decision after `done` of them."""
-        return int(min(max(self.every, self.growth * done), max(self.most, self.every)))
+        usual = max(self.every, self.growth * done)
+        return int(min(max(self.first, pace(done, usual)), usual, max(self.most, self.every)))
 
 
 @dataclass(slots=True)

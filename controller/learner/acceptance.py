@@ -106,8 +106,7 @@ class AcceptanceEvidence:
         rows = [self.rows[key] if key in self.rows else self._new_row(key) for key in keys]
         flat = values.reshape(len(rows), 2 * size)
         self.counts.add(rows, flat, time)
-        for (_, context, draft), counts in zip(keys, flat, strict=True):
-            self.changes.add(context, draft, engine, counts.copy())  # a view would keep the frame's whole buffer
+        self.changes.add(keys, flat)
         return bad
 
     def adapt(self, time: float, design_effect: Mapping[tuple[int, str], float]) -> list[tuple[int, str]]:

@@ -1,8 +1,8 @@
 """Abrupt changes of acceptance: tests of the latest blocks of steps against what came before.
 
 Evidence of one draft is cut into blocks of about BLOCK steps, for every context apart and for all contexts together.
-After each block, every split of the last BLOCKS of them is tried, with n, a the counts seen and accepted by stratum
-(position, or context and position) before (0) and after (1) the split:
+After each block, and each SOME steps inside one, every split of the last BLOCKS of them is tried, with n, a the counts
+seen and accepted by stratum (position, or context and position) before (0) and after (1) the split:
 
 * any change in a context: G = 2 sum_i [ l(a1, n1) + l(a0, n0) - l(a0 + a1, n0 + n1) ] with
   l(a, n) = a log(a / n) + (n - a) log(1 - a / n), about chi-squared with a degree of freedom for every position that
@@ -31,6 +31,7 @@ from scipy.stats import chi2
 from controller.learner.discount import Array
 
 BLOCK = 12.0  # first positions seen
+SOME = 4.0  # first positions that are worth a test
 BLOCKS = 32
 LEAST = 8.0  # counts of a position on either side of a split, for it to be compared by G
 MEMORY = 400.0  # first positions seen that are remembered from before the blocks
@@ -92,15 +93,17 @@ class _History:
     older: dict[Stratum, Array] = field(default_factory=dict)
     blocks: deque[list[Part]] = field(default_factory=lambda: deque([[]]))
     seen: float = 0.0  # first positions in the open block
-    due: bool = False  # a block has been closed since the last test
+    due: bool = False  # a block has been closed since the last test, or the open one has grown by SOME
+    tested: float = 0.0  # first positions of the open block at the last test
 
     def add(self, part: Part) -> None:
         """Take in one part; close the open block when it is full."""
         self.blocks[-1].append(part)
         self.seen += float(part[2][0])
+        self.due |= self.seen >= self.tested + SOME
         if self.seen < BLOCK:
             return
-        self.seen, self.due = 0.0, True
+        self.seen, self.tested, self.due = 0.0, 0.0, True
         self.blocks.append([])
         if len(self.blocks) > BLOCKS + 1:
             for engine, context, counts in self.blocks.popleft():
@@ -109,8 +112,12 @@ class _History:
                 self.older[stratum] = counts * min(1.0, MEMORY / max(float(counts[0]), 1.0))
 
     def splits(self, positions: int) -> tuple[list[Stratum], Array, Array]:
-        """Strata seen in the closed blocks, and counts before and after every split [S, strata, 2, P]."""
-        closed = [*self.blocks][:-1]
+        """Strata seen in the blocks, and counts before and after every split [S, strata, 2, P].
+
+        The open block counts as one where it holds SOME: a draft that is hardly played fills none for long.
+        """
+        self.tested = self.seen
+        closed = [*self.blocks][: None if self.seen >= SOME else -1]
         strata = sorted({(e, c) for block in closed for e, c, _ in block})
         at = {stratum: i for i, stratum in enumerate(strata)}
         sums = np.zeros((len(closed) + 1, len(strata), 2 * positions))
@@ -133,28 +140,51 @@ class Changes:
     def __init__(self, positions: int) -> None:
         self.positions = positions
         self.histories: dict[tuple[int, str], _History] = {}
+        self._waiting: list[tuple[Sequence[tuple[str, int, str]], Array]] = []
 
-    def add(self, context: int, draft: str, engine: str, counts: Array) -> None:
-        """Take in counts of one interval, seen and accepted by position [2 * P]."""
-        for key in ((context, draft), (ALL, draft)):
-            history = self.histories.get(key)
+    def add(self, keys: Sequence[tuple[str, int, str]], counts: Array) -> None:
+        """Take in counts of one interval, seen and accepted by position [cells, 2 * P], of cells (engine, context,
+        draft). Sorting them into blocks waits for the next test: it is no work for every frame."""
+        self._waiting.append((keys, counts))
+
+    def _settle(self) -> None:
+        """Sort what has come since the last test into blocks, by parts of a block where frames hold less."""
+        parts: dict[tuple[str, int, str], Array] = {}
+        for keys, counts in self._waiting:
+            for key, row in zip(keys, counts, strict=True):
+                known = parts.get(key)
+                if known is None:
+                    parts[key] = known = row.copy()  # a view would keep the frame's whole buffer
+                else:
+                    known += row
+                if known[0] >= BLOCK:
+                    self._sort(key, parts.pop(key))
+        self._waiting.clear()
+        for key, row in parts.items():
+            self._sort(key, row)
+
+    def _sort(self, key: tuple[str, int, str], counts: Array) -> None:
+        engine, context, draft = key
+        for where in ((context, draft), (ALL, draft)):
+            history = self.histories.get(where)
             if history is None:
-                history = self.histories[key] = _History()
+                history = self.histories[where] = _History()
             history.add((engine, context, counts))
 
     def found(self, design_effect: Mapping[tuple[int, str], float]) -> dict[tuple[int, str], dict[str, Array]]:
         """By (context, draft) that has changed the counts by engine since; what came before is forgotten here.
 
-        Only histories of which a block was closed since the last call are tested.
+        Only histories that have grown since the last call (see `_History.due`) are tested.
 
         >>> changes = Changes(1)
         >>> for accepted in [6.0] * 8 + [12.0] * 3:                   # 6 of 12 accepted for long, then all
-        ...     changes.add(0, "small", "e", np.array([12.0, accepted]))
+        ...     changes.add([("e", 0, "small")], np.array([[12.0, accepted]]))
         >>> changes.found({})
         {(0, 'small'): {'e': array([36., 36.])}}
         >>> changes.found({})
         {}
         """
+        self._settle()
         changed: dict[tuple[int, str], dict[str, Array]] = {}
         for (context, draft), history in sorted(self.histories.items(), reverse=True):  # ALL comes last
             if not history.due:
@@ -199,6 +229,7 @@ class Changes:
 
     def state(self) -> list[Saved]:
         """Everything, as plain lists, for `restore`."""
+        self._settle()
         return [
             (
                 context,

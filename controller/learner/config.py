@@ -1,9 +1,10 @@
 """The learner's few knobs, with their ranges, and what the learner is told about the pool."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import isfinite
 
-from engine.link.messages import MAX_K, DraftInfo, EngineDescription, StaticChoice, load_bucket
+from engine.link.messages import MAX_K, DraftInfo, EngineDescription, StaticChoice, load_buckets
 
 DAY = 86_400.0
 
@@ -43,7 +44,7 @@ class LearnerConfig:
     slow_half_life: float = 14 * DAY  # seconds; how long the slow memory keeps what the fast one let go
     memory: float = 500.0  # the slow memory of a cell is worth at most so many observations
     margin: float = 0.01  # speculation must gain at least this share over plain
-    budget_steps: float = 10.0  # B0: steps a domain may lose against plain before its gate closes
+    budget_steps: float = 6.0  # B0: steps a domain may lose against plain before its gate closes
     epsilon: float = 0.005  # share of its steps a domain may lose on top, for ever
     nonadaptive: float = 0.2  # share of requests that feed the domain's curve; more while a cell is young
     dwell: float = 10.0  # seconds a most probable arm stays, unless the newcomer is clearly better
@@ -108,7 +109,7 @@ class PoolSpec:
     @property
     def loads(self) -> tuple[int, ...]:
         """Load buckets up to the largest batch, by lower bound."""
-        return tuple(1 << i for i in range(load_bucket(self.max_batch).bit_length()))
+        return load_buckets(self.max_batch)
 
     def load_index(self, batch: int) -> int:
         """Index in `loads` of the bucket of a batch, the nearest one for a batch out of range.
@@ -116,7 +117,7 @@ class PoolSpec:
         >>> [PoolSpec((), (), max_batch=8).load_index(batch) for batch in (0, 1, 7, 100)]
         [0, 0, 2, 3]
         """
-        return min(max(batch, 1).bit_length(), load_bucket(self.max_batch).bit_length()) - 1
+        return bisect_right(self.loads, max(batch, 1)) - 1
 
     def allowed(self, draft: str) -> tuple[int, ...]:
         """K values the named draft was prepared for. Raises KeyError for a draft the pool does not have."""

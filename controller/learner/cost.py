@@ -29,6 +29,7 @@ PASS_PRICE = {"ngram": (0.01, 0.02), "eagle": (0.06, 0.05), "model": (0.12, 0.10
 EFFECT_SD = {"shared": (0.05, 0.01, 0.25), "own": (0.03, 0.005, 0.2), "prefill": (0.05, 0.01, 0.3)}  # of a step
 _EFFECT_PRIOR = 4.0  # weight of those, in effects
 NOISE = (0.05, 20.0, 0.003)  # prior relative noise, its weight in steps, lowest
+_BEND = 0.5  # of how much a verified token may cost more from one load to the next, per octave
 TRIED = 6.0  # steps at a depth (or deeper) that make it known
 SATURATION = 1000.0  # steps of one key beyond which more of them say little: its mean wanders
 
@@ -148,8 +149,9 @@ def describe_loads(groups: list[Sums], spec: PoolSpec) -> Loads:
             np.add.at(total, at, value)
     known = steps > 0
     safe = np.where(known, steps, 1.0)
-    middle = np.minimum(np.where(loads > 1, 1.4 * loads, 1.0), max(spec.max_batch, 1))
-    mean_rows = np.clip(np.where(known, rows / safe, middle), loads, 2 * loads - 1)
+    above = np.append(loads[1:], 2.0 * loads[-1]) - 1.0  # largest batch of the bucket
+    middle = np.minimum(np.sqrt(loads * above), max(spec.max_batch, 1))
+    mean_rows = np.clip(np.where(known, rows / safe, middle), loads, above)
     if not known.any():
         one = np.ones(len(loads))
         return Loads(one, mean_rows, 0.0 * one, 0.0 * one, steps)
@@ -176,9 +178,10 @@ def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array, Array]:
     walk = np.empty((count - 1, p))
     for at in range(1, count):
         size, here = float(spec.loads[at]), float(loads.seconds[at])
+        octaves = np.log2(size / spec.loads[at - 1])
         walk[at - 1, :4] = (
             0.5 * here,
-            min(0.05 * size**0.5, 0.3) * here / size,
+            _BEND * min(0.05 * size**0.5, 0.3) * octaves**0.5 * here / size,
             0.02 * here / size,
             0.1 * here / kv_scale,
         )

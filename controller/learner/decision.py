@@ -11,7 +11,7 @@ from controller.learner.curves import Curves, expected_tokens
 from controller.learner.discount import Array
 from controller.learner.evidence import Context
 from controller.learner.gate import Gate, nonadaptive_share
-from controller.learner.goodput import blocks, mark, marked
+from controller.learner.goodput import blocks, mark
 from controller.learner.latency import slowest_others
 from controller.learner.latency import within as within_bound
 from controller.learner.outlook import Outlook
@@ -33,6 +33,7 @@ from controller.learner.worth import DraftWorth
 from engine.link.messages import NO_DRAFT, DraftChoice, PolicyCell, ProbePlan
 
 _Z90 = 1.6449
+_TRIAL = 0.3  # of a plain step: what a step of a draft that is tried may cost on top
 
 
 class Arm(NamedTuple):
@@ -157,6 +158,37 @@ def ladder(deepest: Array, ks: tuple[int, ...]) -> NDArray[np.bool_]:
     return np.asarray(k <= np.maximum(limit, smallest), dtype=bool)
 
 
+def trials(price: Array, playable: NDArray[np.bool_]) -> Array:
+    """Where a draft is tried [C, J, Kn], one K each: the deepest within _TRIAL of a plain step, else the shallowest.
+
+    price: seconds over those at K = 0; playable, both of that shape. A step of K tokens shows up to K positions for the
+    price of one trial, so depth is worth its passes where these are cheap; what a draft would do best says little
+    here, since a draft that is thought poor would be tried where it shows least.
+
+    >>> trials(np.array([[[1.0, 1.1, 1.2, 1.6], [1.0, 1.5, 2.0, 2.5]]]), np.ones((1, 2, 4), dtype=bool)).tolist()
+    [[[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]]]
+    """
+    if price.shape[2] == 1:
+        return np.ones_like(price)
+    level = np.arange(price.shape[2])
+    cheap = playable & (price <= 1.0 + _TRIAL)
+    deepest = np.where(cheap, level, 0).max(axis=2)
+    shallowest = np.where(playable & (level > 0), level, len(level)).min(axis=2)
+    at = np.where(deepest > 0, deepest, np.where(shallowest < len(level), shallowest, 0))
+    return np.asarray(at[..., None] == level, dtype=np.float64)
+
+
+def best_levels(gain: Array, playable: NDArray[np.bool_]) -> Array:
+    """Each draft's best K >= 1 among the playable, as a share of 1 there [C, J, Kn]; gain, playable of that shape.
+
+    >>> best_levels(np.array([[[1.0, 0.7, 0.9, 0.8]]]), np.ones((1, 1, 4), dtype=bool)).tolist()
+    [[[0.0, 0.0, 1.0, 0.0]]]
+    """
+    value = np.where(playable, gain, 0.0)
+    value[..., 0] = 0.0
+    return np.asarray(np.arange(gain.shape[2]) == value.argmax(axis=2)[..., None], dtype=np.float64)
+
+
 def decide_load(
     at: int,
     spec: PoolSpec,
@@ -168,11 +200,12 @@ def decide_load(
     revisit: Array,
     core: NDArray[np.bool_],
     stay: Stay,
+    young: NDArray[np.bool_],
     now: float,
 ) -> LoadTable:
     """Decide one load (`at` is its index) from its outlook, whose gains are used up; playable [J, Kn]: prepared and
     reached, see `ladder`; least, revisit [C, J]: shares every draft must have, see `introduced`; core [C]: see
-    `rows_at`."""
+    `rows_at`; young [C]: see `steadied`."""
     c, j, count = seen.gain_mean.shape
     admitted = gate.admitted(seen.gain_mean, seen.gain_sd) & playable
     in_time = np.ones_like(admitted)
@@ -180,17 +213,12 @@ def decide_load(
         in_time = _in_time(seen, stay.top[:, at], core, config.max_tpot_p95)
         admitted &= in_time
     admitted[..., 0] = False
-    reached = playable & in_time
-    reached[..., 0] = False
     hurdle = 1.0 + gate.margin
     values, size = seen.gain, seen.gain.shape[3]
-    tried, best_value = np.empty((2, c, j, size), dtype=np.float32)
+    best_value = np.empty((c, j, size), dtype=np.float32)
     for block in blocks(c, values[0].size):
         part = values[block]
         mark(part)
-        # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
-        part[~reached[block].transpose(0, 2, 1)] = 0.0
-        np.maximum.reduce(part, axis=1, out=tried[block])
         part[~admitted[block].transpose(0, 2, 1)] = 0.0
         np.maximum.reduce(part, axis=1, out=best_value[block])
     winner, level = winners(best_value, count, hurdle)
@@ -208,10 +236,12 @@ def decide_load(
     def ahead(context: int, new: int, old: int) -> float:
         return float((value(context, new) > value(context, old)).mean())
 
-    shares = introduced(pruned(wanted, config.prune), within, least)
-    shares = introduced(shares, frequencies((marked(tried, count) * (tried > 0)).astype(np.intp), count), revisit)
+    trial = trials(seen.seconds / seen.idle_seconds[:, None, None], playable & in_time)
+    shares = introduced(pruned(wanted, config.prune), trial, least)
+    # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
+    shares = introduced(shares, best_levels(seen.gain_mean, playable & in_time), revisit)
     calm = (now, config.dwell, config.hysteresis)
-    shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], *calm)
+    shares, top, since = steadied(shares, worth, ahead, stay.top[:, at], stay.since[:, at], young, *calm)
     joint = shares[:, 1:].reshape(c, j, count - 1)
     joint = np.concatenate([np.zeros((c, j, 1)), joint], axis=2)
     speedup = flat_arms(seen.speedup, seen.idle_speedup)
@@ -264,7 +294,7 @@ def policy_cells(
     at this quantile of their context's probabilities (`PolicyCell.draw` says why).
     """
     alpha, beta = (np.round(array, 3).clip(1e-3).tolist() for array in curves.beta())
-    nonadaptive = [round(nonadaptive_share(n, least), 3) for n in steps.tolist()]
+    nonadaptive = nonadaptive_share(steps, least).round(3).tolist()
     cells = []
     ks = spec.ks
     reach = [len(spec.allowed(draft.name)) for draft in spec.drafts]

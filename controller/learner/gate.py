@@ -43,16 +43,16 @@ class Gate:
             self.reserve = np.concatenate([self.reserve, np.full(more, self.budget)])
             self.closed = np.concatenate([self.closed, np.zeros(more, dtype=bool)])
 
-    def charge(self, steps: Array, loss: Array) -> None:
-        """Book steps [contexts, loads] played at expected loss per step [contexts, loads]; opens or closes contexts.
+    def charge(self, steps: Array, lost: Array) -> None:
+        """Book steps played and plain steps lost by them, [contexts] each; opens or closes contexts.
 
         >>> gate = Gate(budget=10.0, epsilon=0.005, margin=0.01)
         >>> gate.grow(1)
-        >>> gate.charge(np.array([[100.0]]), np.array([[0.205]]))
+        >>> gate.charge(np.array([100.0]), np.array([20.5]))
         >>> float(gate.reserve[0].round(6)), bool(gate.closed[0])
         (-10.0, True)
         """
-        change = (steps * (self.epsilon - loss)).sum(axis=1)
+        change = steps * self.epsilon - lost
         self.reserve = np.minimum(self.budget, self.reserve + change)
         self.closed = np.where(self.closed, self.reserve < 0.5 * self.budget, self.reserve <= 0.0)
         self.pool_reserve = min(self.budget, self.pool_reserve + float(change.sum()))
@@ -72,10 +72,10 @@ class Gate:
         return np.asarray(np.where(closed, sure, sure | hopeful), dtype=bool)
 
 
-def nonadaptive_share(steps: float, least: float) -> float:
+def nonadaptive_share(steps: Array, least: float) -> Array:
     """Share of requests whose K must not follow their own luck: everybody while the domain is young, `least` later.
 
-    >>> [round(nonadaptive_share(n, 0.2), 2) for n in (0, 200, 1800)]
+    >>> nonadaptive_share(np.array([0.0, 200.0, 1800.0]), 0.2).round(2).tolist()
     [1.0, 0.6, 0.28]
     """
-    return least + (1.0 - least) * 200.0 / (200.0 + steps)
+    return np.asarray(least + (1.0 - least) * 200.0 / (200.0 + steps), dtype=np.float64)

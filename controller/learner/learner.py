@@ -19,7 +19,7 @@ from controller.learner.decision import (
 from controller.learner.discount import Array
 from controller.learner.estimates import Estimates, achieved_rows, cost_rows, curve_points, plain_prices
 from controller.learner.evidence import REGIMES, Contexts, Delta
-from controller.learner.gate import Gate
+from controller.learner.gate import Gate, nonadaptive_share
 from controller.learner.outlook import outlook, rows_at
 from controller.learner.prices import Prices, Single, prices_at
 from controller.learner.standing import Basis, Standing
@@ -32,10 +32,14 @@ MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for lon
 _TRIED, _FIRST = 4.0, 0.25
 # In a context that share grows with the steps of other drafts there, so that bad luck does not last.
 _TRIED_HERE, _FIRST_HERE, _PATIENCE = 4.0, 0.1, 500.0
-# Afterwards every draft keeps this share, so that one that improves is found: about seven steps in 3,000.
-_REVISIT = 0.0025
+# Afterwards every draft keeps this share of all requests, by at most _REVISITED of those that explore, so that one that
+# improves is found: about seven steps in 3,000.
+_REVISIT, _REVISITED = 0.0025, 0.02
 _HOLD = 24.0  # steps of an engine for which batches draw their drafts at one quantile
 _GOLDEN = 0.6180339887498949
+_YOUNG = 200.0  # drafted row-steps up to which a context's most probable arm may change at any decision
+_NEW_LOAD = 150.0  # and steps at a load up to which it may change there
+_HINDSIGHT = 100.0  # steps: half-life of what is charged to a gate anew when it turns out worse than it was thought
 _PLAIN_SURE = 0.01  # relative sd of the plain price below which probes become rare
 
 
@@ -63,6 +67,9 @@ class Learner:
         arms = 1 + len(spec.drafts) * (len(spec.ks) - 1)
         self.played: Array = np.zeros((0, len(spec.loads), arms))
         self.probability: Array = np.zeros((0, len(spec.loads), arms))  # of the last decision
+        self.recent: Array = np.zeros((0, len(spec.loads), arms))  # batch steps played, of the last _HINDSIGHT or so
+        self.exploring: Array = np.ones(0)  # share of requests that explore, by context
+        self.judged: Array = np.zeros((0, len(spec.loads), arms))  # plain steps lost per step, as of the last decision
         self.stay = Stay(np.zeros((0, len(spec.loads)), dtype=np.intp), np.zeros((0, len(spec.loads))))
         self.quantiles: Array = np.zeros(len(spec.loads))
         self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
@@ -111,9 +118,8 @@ class Learner:
         prepared = np.array([[k <= d.max_k for k in spec.ks] for d in spec.drafts], dtype=bool)
         prepared = prepared.reshape(len(spec.drafts), len(spec.ks))
         playable = prepared & ladder(prices.deepest, spec.ks)
-        here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
-        least = np.where(counts.seen[:, :, 0] < _TRIED_HERE, here, 0.0)
-        least = np.where(prices.tried < _TRIED, _FIRST, least) * ~self.gate.shut[:, None]
+        least = self._introductions(counts, prices)
+        young = counts.seen[:, :, 0].sum(axis=1) < _YOUNG
         steps = self.account.take_pending(contexts)
         batches = steps.sum(axis=0) / prices.loads.rows
         observations = np.concatenate([counts.seen[:, :, 0].ravel(), prices.loads.steps])
@@ -128,21 +134,20 @@ class Learner:
             if last is None or not last.basis.holds(basis):
                 fresh.append(at)
                 drawn = prices_at(cost_draws, at, spec.ks)
-                last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, now)
+                last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, young, now)
             done.append(last)
         tables, plain_sd = [one.table for one in done], [one.plain_sd for one in done]
         if tables and steps.any():
-            # What was played since the last decision, judged by what is known now, opens or closes gates for the next.
-            shortfall = np.stack([t.shortfall for t in tables], axis=1)
-            self.gate.charge(steps / prices.loads.rows, (self.probability * shortfall).sum(axis=2))
-            self.played = 0.999 * self.played + steps[..., None] * self.probability
+            self._book(steps, prices.loads.rows, np.stack([t.shortfall for t in tables], axis=1))
         top = np.stack([t.top for t in tables], axis=1) if tables else self.stay.top
         since = np.stack([t.since for t in tables], axis=1) if tables else self.stay.since
         switches = int(((top != self.stay.top) & (self.stay.top >= 0)).sum())
         self.stay = Stay(top, since)
+        evidence = counts.seen[:, :, 0].sum(axis=1) if spec.drafts else np.zeros(contexts)
         if tables:
             self.probability = np.stack([t.probability for t in tables], axis=1)
-        evidence = counts.seen[:, :, 0].sum(axis=1) if spec.drafts else np.zeros(contexts)
+            self.judged = np.stack([t.shortfall for t in tables], axis=1)
+            self.exploring = nonadaptive_share(evidence, config.nonadaptive)
         if tables:
             made = policy_cells(
                 [tables[at] for at in fresh],
@@ -167,6 +172,33 @@ class Learner:
             worth=self._worth([one.gain for one in done], mix, prices.loads.steps),
         )
 
+    def _introductions(self, counts: Counts, prices: cost.CostPosterior) -> Array:
+        """The least share of every draft in every context [contexts, drafts], for those hardly tried yet."""
+        here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
+        least = np.where(counts.seen[:, :, 0] < _TRIED_HERE, here, 0.0)
+        least = np.where(prices.tried < _TRIED, _FIRST, least)
+        return np.where(self.gate.shut[:, None], 0.0, least)
+
+    def _book(self, steps: Array, rows: Array, shortfall: Array) -> None:
+        """Open or close gates by what was played since the last decision, judged by what is known now.
+
+        steps: row-steps [contexts, loads], rows: of a batch [loads], shortfall [contexts, loads, arms]. What was played
+        lately is judged anew, too: a prior that hopes would charge too little.
+        """
+        followed, batches = self._followed(), steps / rows
+        new = batches[..., None] * followed
+        lost = new * shortfall + self.recent * (shortfall - self.judged)
+        self.gate.charge(batches.sum(axis=1), lost.sum(axis=(1, 2)))
+        self.recent = self.recent * 0.5 ** (batches / _HINDSIGHT)[..., None] + new
+        self.played = 0.999 * self.played + steps[..., None] * followed
+
+    def _followed(self) -> Array:
+        """What requests played by the last decision [contexts, loads, arms]: its probabilities where they are
+        non-adaptive, the most probable arm elsewhere."""
+        best = np.arange(self.probability.shape[2]) == self.stay.top[..., None]
+        share = self.exploring[:, None, None]
+        return np.asarray(share * self.probability + (1.0 - share) * best, dtype=np.float64)
+
     def _decided(
         self,
         at: int,
@@ -177,6 +209,7 @@ class Learner:
         playable: NDArray[np.bool_],
         free: NDArray[np.bool_],
         least: Array,
+        young: NDArray[np.bool_],
         now: float,
     ) -> Standing:
         """A fresh decision about one load (`at` is its index), without its cells."""
@@ -184,9 +217,23 @@ class Learner:
         seen = outlook(
             drawn, self.spec.loads[at], rows, basis.mix, tokens, self.spec.ks, playable & free[:, None, None]
         )
-        revisit = np.full(least.shape, _REVISIT) * ~self.gate.shut[:, None]
+        share = np.minimum(_REVISIT / self.exploring, _REVISITED)[:, None]
+        revisit = np.where(self.gate.shut[:, None], 0.0, np.broadcast_to(share, least.shape))
         core = rows_at(rows, basis.mix)[1]
-        table = decide_load(at, self.spec, self.config, seen, self.gate, playable, least, revisit, core, self.stay, now)
+        table = decide_load(
+            at,
+            self.spec,
+            self.config,
+            seen,
+            self.gate,
+            playable,
+            least,
+            revisit,
+            core,
+            self.stay,
+            young | (loads.steps[at] < _NEW_LOAD),
+            now,
+        )
         return Standing(basis, table, float(drawn.plain.std() / drawn.plain.mean()), seen.gain_mean, [])
 
     def estimates(self, now: float) -> Estimates:
@@ -229,6 +276,9 @@ class Learner:
             new = np.zeros((more, *self.played.shape[1:]))
             self.played = np.concatenate([self.played, new])
             self.probability = np.concatenate([self.probability, new])
+            self.exploring = np.concatenate([self.exploring, np.ones(more)])
+            self.recent = np.concatenate([self.recent, new])
+            self.judged = np.concatenate([self.judged, new])
             shape = (more, self.stay.top.shape[1])
             top = np.concatenate([self.stay.top, np.full(shape, -1, dtype=np.intp)])
             self.stay = Stay(top, np.concatenate([self.stay.since, np.zeros(shape)]))
@@ -280,12 +330,17 @@ class Learner:
     def _probe(tables: list[LoadTable], prices: cost.CostPosterior, plain_sd: list[float]) -> ProbePlan:
         """Plain probes where speculation rules: 0.4% of steps while the plain price is unsure, 0.1% later.
 
-        plain_sd: relative sd of the plain price, by load.
+        plain_sd: relative sd of the plain price, by load. What leaves the choice in no doubt is sure enough: a price
+        whose sd is a tenth of the least gain of the arms in use.
         """
         ruled = [at for at, t in enumerate(tables) if prices.loads.steps[at] > 0 and (t.top > 0).any()]
         if not ruled:
             return ProbePlan()
-        unsure = any(plain_sd[at] > _PLAIN_SURE for at in ruled)
+
+        def gained(table: LoadTable) -> float:
+            return float(np.take_along_axis(table.gain, table.top[:, None], axis=1)[table.top > 0].min()) - 1.0
+
+        unsure = any(plain_sd[at] > max(_PLAIN_SURE, 0.1 * gained(tables[at])) for at in ruled)
         return ProbePlan(every=1000 if unsure else 4000, steps=4)
 
     def _allowance(self, tables: list[LoadTable], rows: Array) -> int:

@@ -116,14 +116,24 @@ def introduced(shares: Array, within: Array, least: Array) -> Array:
 
 
 def steadied(
-    shares: Array, mean: Array, ahead: Ahead, top: Top, since: Array, now: float, dwell: float, hysteresis: float
+    shares: Array,
+    mean: Array,
+    ahead: Ahead,
+    top: Top,
+    since: Array,
+    young: NDArray[np.bool_],
+    now: float,
+    dwell: float,
+    hysteresis: float,
 ) -> tuple[Array, Top, Array]:
     """Shares in which the most probable arm stays what it was, unless its successor is worth a switch.
 
     shares, mean [C, arms] (mean value of each arm), top [C] (-1: none yet), since [C] (seconds);
     ahead(context, arm, other arm) is the share of draws in which the arm beats the other.
     The newcomer takes over when it beats the old arm in _SURE of the draws, or, the dwell over, in _LIKELY of them with
-    `hysteresis` more on average. Otherwise the two change places in probability: the old arm leads, nothing else moves.
+    `hysteresis` more on average, or at once where the context is `young` [C]: calm is for what is known, and a first
+    impression must not stand for the whole dwell. Otherwise the two change places in probability: the old arm leads,
+    nothing else moves.
     Returns shares, top, since.
     """
     shares, top, since = shares.copy(), top.copy(), since.copy()
@@ -132,7 +142,7 @@ def steadied(
         new, old = int(leader[c]), int(top[c])
         if new == old:
             continue
-        if old >= 0 and mean[c, old] > 0:
+        if old >= 0 and mean[c, old] > 0 and not young[c]:
             beats = ahead(c, new, old)
             gained = mean[c, new] >= mean[c, old] * (1.0 + hysteresis)
             waited = now - since[c] >= dwell

@@ -71,6 +71,9 @@ class State(msgspec.Struct):
     changes: int = 0
     pool_reserve: float | None = None
     pool_closed: bool = False
+    recent: Packed | None = None
+    judged: Packed | None = None
+    exploring: Packed | None = None
 
 
 def pack(array: "np.ndarray[Any, Any]") -> Packed:
@@ -143,6 +146,9 @@ def dump(learner: "Learner") -> bytes:
             changes=learner.changed,
             pool_reserve=learner.gate.pool_reserve,
             pool_closed=learner.gate.pool_closed,
+            recent=pack(learner.recent),
+            judged=pack(learner.judged),
+            exploring=pack(learner.exploring),
         )
     )
 
@@ -193,5 +199,11 @@ def restore(learner: "Learner", data: bytes) -> None:
     if same:
         account.pending = {(c, load): steps for c, load, steps in state.pending}
         learner.played, learner.probability = unpack(state.played), unpack(state.probability)
+        if state.recent is not None and state.judged is not None and state.exploring is not None:
+            learner.recent, learner.judged = unpack(state.recent), unpack(state.judged)
+            learner.exploring = unpack(state.exploring)
+        else:  # of a version before they were kept
+            learner.recent, learner.judged = np.zeros_like(learner.played), np.zeros_like(learner.played)
+            learner.exploring = np.ones(len(learner.played))
         learner.quantiles, learner.held, learner.started = unpack(state.quantiles), unpack(state.held), state.started
         learner.stay = type(learner.stay)(unpack(state.top), unpack(state.since))

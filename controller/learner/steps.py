@@ -15,7 +15,7 @@ from controller.learner.discount import Array, FadingRows, Index, blend
 from engine.link.messages import CostCell
 
 SHARED = 3  # features every step has: verified, prefill, kv
-MAX_ROWS = 1024  # keys a pool may use; the rest is not learned from
+MAX_ROWS = 4096  # keys a pool may use; the rest is not learned from
 FLOOR = 64.0  # an engine's first so many steps of a key are never capped
 
 _forms: dict[int, struct.Struct] = {}  # by number of drafts: packing floats is 3x faster than converting lists

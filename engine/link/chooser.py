@@ -1,7 +1,7 @@
 """Carrying out a policy: which draft a request gets, which K each row runs in the next step. No I/O, no threads.
 
-Non-adaptive requests (origin `policy`) never move by their own luck, so that what they show is unbiased; the others
-start from the same draw and let their own evidence move K. All rows of an engine share one uniform per window.
+Non-adaptive requests (origin `policy`) never move by their own luck, so that what they show is unbiased: they explore,
+all rows of an engine by one uniform per window. The others start from the best arm and let their own evidence move K.
 """
 
 import random
@@ -133,13 +133,14 @@ class Chooser:
             ticket = Ticket(domain, regime, self._static(force).draft, number=self._admitted)
         else:
             policy = force.table.policy
-            if self._exploit:
+            origin = self._origin(policy, cell)
+            exploits = self._exploit or origin == "request"
+            if exploits:
                 choice = cell.best
             elif self._switch is not None:
                 choice, _ = cell.arm(self._u)  # no more than the first windows' draft
             else:
                 choice = cell.draw(self._rng.random())
-            origin = self._origin(policy, cell)
             ticket = Ticket(
                 domain,
                 regime,
@@ -147,7 +148,7 @@ class Chooser:
                 origin,
                 policy.version,
                 follows=True,
-                probability=1.0 if self._exploit else choice.p,
+                probability=1.0 if exploits else choice.p,
                 number=self._admitted,
             )
             if origin == "request":
@@ -241,7 +242,7 @@ class Chooser:
             cell = table.cell(ticket.domain, ticket.regime, load)
             if cell is None:
                 return None
-            choice, k = (cell.best, cell.best.best_k) if self._exploit else cell.arm(self._u)
+            choice, k = (cell.best, cell.best.best_k) if self._exploits(ticket) else cell.arm(self._u)
             if choice.draft == ticket.draft or self._switch(ticket, choice.draft):
                 return cell, choice, k
             ticket.stamp = -1  # refused for now: ask again at the next step, so that the rows come together
@@ -249,7 +250,12 @@ class Chooser:
         if found is None:
             return None
         cell, choice = found
-        return cell, choice, choice.best_k if self._exploit else choice.at(self._u)
+        return cell, choice, choice.best_k if self._exploits(ticket) else choice.at(self._u)
+
+    def _exploits(self, ticket: Ticket) -> bool:
+        """Whether the request keeps to the best arm: what an adaptive one shows does not feed the domain's curve, so
+        that its exploring would cost as much as anybody's and teach nothing."""
+        return self._exploit or ticket.origin == "request"
 
     def observe(self, step: StepOutcome) -> None:
         """Let the rows' own evidence move their K, where that is allowed."""

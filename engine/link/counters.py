@@ -49,11 +49,15 @@ class Snapshot(Message, frozen=True):
     account: list[AccountCell]
 
 
+CostKey = tuple[tuple[str, ...], int, int, int]  # drafts that ran, load, passes, prefill: buckets
+
+
 class Counters:
     """All cells of one engine incarnation.
 
     `key_cap` bounds the keys (domain, regime, draft), beyond it requests count for domain `other`; `cost_cap` bounds
-    the cost cells, the overflow cell included; `pending` bounds the steps held back while a snapshot is being taken.
+    the cost cells, the overflow cell included (see `_new_cost_cell`); `pending` bounds the steps held back while a
+    snapshot is being taken.
 
     >>> from engine.link.ticket import RowOutcome
     >>> counters, ticket = Counters(), Ticket("code", "greedy", "ngram")
@@ -64,7 +68,7 @@ class Counters:
     ([2, 2, 1], [2, 2, 0])
     """
 
-    def __init__(self, *, key_cap: int = 192, cost_cap: int = 256, pending: int = 4096) -> None:
+    def __init__(self, *, key_cap: int = 192, cost_cap: int = 1024, pending: int = 4096) -> None:
         self.steps = 0
         self.lost = 0
         self._key_cap = key_cap
@@ -76,7 +80,8 @@ class Counters:
         self._keys: set[tuple[str, str, str]] = set()
         self._acceptance: dict[tuple[str, str, str, str], AcceptanceCounts] = {}
         self._moments: dict[tuple[str, str, str], MomentCounts] = {}
-        self._cost: dict[tuple[tuple[str, ...], int, int, int], CostCounts] = {}
+        self._cost: dict[CostKey, CostCounts] = {}
+        self._cost_mixed = 0  # of them, cells of several drafts
         self._cost_other: CostCounts | None = None
         self._account: dict[tuple[str, str, int, str], AccountCounts] = {}
 
@@ -213,17 +218,33 @@ class Counters:
         key = (names, load, passes, prefill_bucket(step.prefill))
         cell = self._cost.get(key)
         if cell is None:
-            if len(self._cost) >= self._cost_cap - 1:
-                if self._cost_other is None:
-                    self._cost_other = CostCounts((), 0, 0, 0, other=True)
-                cell = self._cost_other
-            else:
-                cell = self._cost[key] = CostCounts(*key)
+            cell = self._new_cost_cell(key)
         x = [step.verified, step.prefill, step.kv_tokens]
         for name in cell.drafts:
             x += drafted[name]
         cell.add(step.seconds, x)
         cell.stamp = generation
+
+    def _new_cost_cell(self, key: CostKey) -> CostCounts:
+        """A cell of its own, or the overflow cell where the cap is reached.
+
+        Steps that mix drafts may take a quarter of the cap and steps with prefill three quarters, since their kinds are
+        many and tell least: a load that comes late must find room for what it would be priced by, pure decode steps.
+        """
+        drafts, _, _, prefill = key
+        kinds = len(self._cost)
+        full = kinds >= self._cost_cap - 1
+        if len(drafts) > 1:
+            full |= self._cost_mixed >= self._cost_cap // 4
+        elif prefill:
+            full |= kinds >= 3 * self._cost_cap // 4
+        if full:
+            if self._cost_other is None:
+                self._cost_other = CostCounts((), 0, 0, 0, other=True)
+            return self._cost_other
+        self._cost_mixed += len(drafts) > 1
+        cell = self._cost[key] = CostCounts(*key)
+        return cell
 
     def _close_segment(self, ticket: Ticket, draft: str, segment: Segment) -> None:
         if not segment.steps:

@@ -15,6 +15,7 @@ import redis
 
 from engine.link.counters import Counters
 from engine.link.messages import BreakerState, EngineDescription, Frame, Keys, Version, encode
+from engine.link.pace import LEAST, pace
 from engine.link.settings import LinkSettings, masked
 from engine.link.transport import Backoff, connect
 
@@ -32,7 +33,7 @@ class Live(NamedTuple):
 
 
 class Reporter:
-    """Ships one engine incarnation's counters, `report_interval` seconds apart, until closed.
+    """Ships one engine incarnation's counters, `report_interval` seconds apart (at first less: `pace`), until closed.
 
     `live` is asked for each frame; `chores` run on the same thread before each frame (writing the trace). Every
     `full_every`-th frame, the first one, and the first after a failure hold all cells and the engine's description.
@@ -111,9 +112,18 @@ class Reporter:
     def _run(self) -> None:
         wait = 0.0
         while not self._stop.wait(wait):
-            wait = self._settings.report_interval if self._ship() else self._backoff.after_failure()
+            wait = self._pause() if self._ship() else self._backoff.after_failure()
         self._ship(final=True)
         self._client.close()
+
+    def _pause(self) -> float:
+        """Seconds to the next frame. An engine that has not begun waits in short naps for its first steps."""
+        usual = self._settings.report_interval
+        end = time.monotonic() + usual
+        while not self._counters.steps and time.monotonic() < end - LEAST * usual:
+            if self._stop.wait(LEAST * usual):
+                return 0.0
+        return pace(self._counters.steps, usual)
 
     def _ship(self, *, final: bool = False) -> bool:
         """Make and send one frame; False when it could not be delivered."""

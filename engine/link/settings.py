@@ -224,7 +224,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     stream_length: Annotated[int, msgspec.Meta(ge=100, le=10_000_000)] = 20_000
     pending_steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
     key_cap: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 192
-    cost_cap: Annotated[int, msgspec.Meta(ge=2, le=256)] = 256
+    cost_cap: Annotated[int, msgspec.Meta(ge=2, le=4096)] = 1024
     trace_dir: Path | None = None
     trace_buffer: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4096
     seed: int | None = None

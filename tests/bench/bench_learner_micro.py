@@ -7,12 +7,13 @@ import time
 import numpy as np
 
 from controller.learner import Delta, Learner, LearnerConfig, PoolSpec
-from engine.link.messages import AcceptanceCell, AccountCell, DraftInfo
+from engine.link.messages import AcceptanceCell, AccountCell, DraftInfo, load_buckets
 from tests.bench.plays import Timed
 from tests.learner.world import cost_cell
 
 REGIMES = ("greedy", "sampled")
 SIZES = ((3, 3, 8, 1, 2), (3, 3, 8, 4, 2), (5, 4, 8, 5, 2), (16, 8, 16, 6, 2), (32, 8, 16, 10, 1))
+LOADS = load_buckets(512)
 KINDS = ("ngram", "model", "eagle", "model")
 
 
@@ -36,11 +37,11 @@ def _delta(
         name = f"domain{rng.integers(domains)}", REGIMES[rng.integers(regimes)], f"draft{rng.integers(drafts)}"
         acceptance.append(AcceptanceCell(*name, "policy", seen, accepted))  # type: ignore[arg-type]
     for _ in range(size[1]):
-        j, load, k = f"draft{rng.integers(drafts)}", 1 << int(rng.integers(loads)), int(rng.integers(1, deepest + 1))
+        j, load, k = f"draft{rng.integers(drafts)}", LOADS[rng.integers(loads)], int(rng.integers(1, deepest + 1))
         x = np.array([load * (k + 1), 0, 100 * load, load * k, k], dtype=np.float64)
         costs.append(cost_cell((j,), load, min(k, 8), [(0.02 * (1 + 0.1 * k) * np.exp(rng.normal(0, 0.05)), x)] * 5))
     account = [
-        AccountCell(f"domain{d}", regime, 1 << load, "adaptive", 50, 100, 1.0)  # type: ignore[arg-type]
+        AccountCell(f"domain{d}", regime, LOADS[load], "adaptive", 50, 100, 1.0)  # type: ignore[arg-type]
         for d in range(domains)
         for regime in REGIMES[:regimes]
         for load in range(loads)
@@ -53,7 +54,7 @@ def measure(domains: int, drafts: int, deepest: int, loads: int, regimes: int, d
     microseconds of `observe` with 24 + 32 cells."""
     rng = np.random.default_rng(0)
     infos = tuple(DraftInfo(f"draft{i}", KINDS[i % 4], deepest) for i in range(drafts))  # type: ignore[arg-type]
-    learner = Learner(LearnerConfig(draws=draws), PoolSpec(infos, tuple(range(deepest + 1)), 1 << (loads - 1)))
+    learner = Learner(LearnerConfig(draws=draws), PoolSpec(infos, tuple(range(deepest + 1)), LOADS[loads - 1]))
     for _ in range(20):
         learner.observe(_delta(rng, domains, drafts, deepest, loads, (24, 32), regimes))
     observed = []
@@ -70,7 +71,7 @@ def measure(domains: int, drafts: int, deepest: int, loads: int, regimes: int, d
         decided.append((time.perf_counter() - start) * 1e3)
     changed = []
     for _ in range(7):
-        ran = AccountCell("domain0", "greedy", 1 << (loads // 2), "adaptive", 20, 40, 0.4)
+        ran = AccountCell("domain0", "greedy", LOADS[loads // 2], "adaptive", 20, 40, 0.4)
         tried = AcceptanceCell("domain0", "greedy", "draft0", "policy", [20], [16])
         learner.observe(Delta("engine", 1.0, [tried], account=[ran]))
         start = time.perf_counter()

@@ -17,6 +17,10 @@ def counts(rng: np.random.Generator, acceptance: list[float], steps: int) -> Arr
     return np.array([steps, *accepted[:-1], *accepted], dtype=np.float64)
 
 
+def add(changes: Changes, context: int, draft: str, engine: str, one: Array) -> None:
+    changes.add([(engine, context, draft)], one[None, :])
+
+
 def test_the_ratio_is_the_g_test_of_every_position_added_up() -> None:
     before = np.array([[[50.0, 30.0, 5.0], [30.0, 20.0, 1.0]]])
     after = np.array([[[40.0, 36.0, 20.0], [36.0, 20.0, 19.0]]])
@@ -32,12 +36,12 @@ def test_a_collapse_is_found_within_few_blocks_and_what_came_before_is_dropped(s
     rng = np.random.default_rng(seed)
     changes = Changes(4)
     for _ in range(60):
-        changes.add(0, "d", "e", counts(rng, [0.9, 0.9, 0.9, 0.9], 12))
+        add(changes, 0, "d", "e", counts(rng, [0.9, 0.9, 0.9, 0.9], 12))
         assert changes.found({}) == {}
     recent, block = None, 0
     while recent is None and block < 3:
         block += 1
-        changes.add(0, "d", "e", counts(rng, [0.3, 0.5, 0.5, 0.5], 12))
+        add(changes, 0, "d", "e", counts(rng, [0.3, 0.5, 0.5, 0.5], 12))
         recent = changes.found({}).get((0, "d"))
     assert recent is not None
     assert abs(recent["e"][0] - 12 * block) <= 12  # the split is where the change was, give or take a block
@@ -52,7 +56,7 @@ def test_no_change_is_seen_in_steady_requests_that_differ() -> None:
     between = segments.var(ddof=1) / (24 * shares.mean() * (1 - shares.mean()))
     alarms = 0
     for share in shares:
-        changes.add(0, "d", "e", counts(rng, [share] * 3, 24))
+        add(changes, 0, "d", "e", counts(rng, [share] * 3, 24))
         alarms += len(changes.found({(0, "d"): between}))
     assert alarms == 0
 
@@ -60,15 +64,15 @@ def test_no_change_is_seen_in_steady_requests_that_differ() -> None:
 def test_evidence_of_engines_is_kept_apart_and_survives_a_dump() -> None:
     changes = Changes(1)
     for i in range(18):
-        changes.add(1, "d", f"e{i % 2}", np.array([BLOCK, BLOCK if i >= 16 else 0.0]))
+        add(changes, 1, "d", f"e{i % 2}", np.array([BLOCK, BLOCK if i >= 16 else 0.0]))
     again = Changes(1)
     again.restore(changes.state())
     for one in (changes, again):
-        one.add(1, "d", "e0", np.array([BLOCK, BLOCK]))
+        add(one, 1, "d", "e0", np.array([BLOCK, BLOCK]))
         recent = one.found({})[1, "d"]
         assert {engine: x.tolist() for engine, x in recent.items()} == {"e0": [2 * BLOCK] * 2, "e1": [BLOCK] * 2}
     young = Changes(1)
-    young.add(1, "d", "e0", np.array([1.0, 1.0]))  # no block is full yet
+    add(young, 1, "d", "e0", np.array([1.0, 1.0]))  # no block is full yet
     again = Changes(1)
     again.restore(young.state())
     assert again.found({}) == {}
@@ -96,18 +100,18 @@ def test_few_steps_in_each_of_three_contexts_show_a_retrained_draft(seed: int) -
     changes = Changes(6)
     for context, first in enumerate((0.7, 0.6, 0.5)):
         for _ in range(10):
-            changes.add(context, "d", "e", counts(rng, [first] * 6, 3))
+            add(changes, context, "d", "e", counts(rng, [first] * 6, 3))
     assert changes.found({}) == {}
     steps = 0
     changed: dict[tuple[int, str], dict[str, Array]] = {}
     while not changed and steps < 16:
         steps += 1
         for context in range(3):
-            changes.add(context, "d", "e", counts(rng, [0.97] * 6, 1))
+            add(changes, context, "d", "e", counts(rng, [0.97] * 6, 1))
         changed = changes.found({})
     assert len(changed) >= 2
     for recent in changed.values():
-        assert recent["e"][6:].sum() / recent["e"][:6].sum() > 0.8
+        assert recent["e"][6:].sum() / recent["e"][:6].sum() > 0.75  # it was .6
 
 
 def test_one_engine_unlike_the_others_is_no_change_and_two_are() -> None:
@@ -118,7 +122,7 @@ def test_one_engine_unlike_the_others_is_no_change_and_two_are() -> None:
         seen = False
         for _ in range(rounds):
             for engine, share in acceptance.items():
-                changes.add(0, "d", engine, counts(rng, [share] * 3, 12))  # a whole block of one engine
+                add(changes, 0, "d", engine, counts(rng, [share] * 3, 12))  # a whole block of one engine
                 seen |= bool(changes.found({}))
         return seen
 
@@ -134,7 +138,7 @@ def test_a_change_of_the_mix_is_no_change_of_acceptance() -> None:
     for mix in ((9, 1), (1, 9), (9, 1)):
         for _ in range(60):
             for context, acceptance in enumerate((0.95, 0.3)):
-                changes.add(context, "d", "e", counts(rng, [acceptance] * 4, mix[context]))
+                add(changes, context, "d", "e", counts(rng, [acceptance] * 4, mix[context]))
             assert changes.found({}) == {}
 
 

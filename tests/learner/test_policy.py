@@ -22,10 +22,10 @@ def test_an_open_gate_lets_hope_through_and_a_closed_one_only_certainty() -> Non
 def test_the_reserve_never_exceeds_the_budget_and_refills_by_epsilon() -> None:
     gate = Gate(budget=10.0, epsilon=0.005, margin=0.01)
     gate.grow(1)
-    one = np.array([[1.0]])
-    gate.charge(1000 * one, -0.5 * one)  # a thousand good steps buy no licence to waste
+    one = np.array([1.0])
+    gate.charge(1000 * one, -500 * one)  # a thousand good steps buy no licence to waste
     assert gate.reserve[0] == 10.0
-    gate.charge(20 * one, 0.505 * one)
+    gate.charge(20 * one, 10.1 * one)
     assert gate.reserve[0] == pytest.approx(0.0)
     assert gate.closed[0]
     gate.charge(900 * one, 0 * one)  # plain from now on: epsilon a step
@@ -38,7 +38,7 @@ def test_the_reserve_never_exceeds_the_budget_and_refills_by_epsilon() -> None:
 def test_new_contexts_get_a_budget_and_old_ones_keep_theirs() -> None:
     gate = Gate(budget=10.0, epsilon=0.0, margin=0.0)
     gate.grow(1)
-    gate.charge(np.array([[4.0]]), np.array([[1.0]]))
+    gate.charge(np.array([4.0]), np.array([4.0]))
     gate.grow(3)
     assert gate.reserve.tolist() == [6.0, 10.0, 10.0]
 
@@ -56,16 +56,28 @@ def test_a_draw_is_won_by_plain_unless_an_arm_clears_the_hurdle() -> None:
 
 
 def settled(
-    top: int, since: float, shares: list[float], beats: float, mean: list[float], now: float
+    top: int, since: float, shares: list[float], beats: float, mean: list[float], now: float, young: bool = False
 ) -> tuple[list[float], int]:
     got, new, _ = steadied(
-        np.array([shares]), np.array([mean]), lambda *_: beats, np.array([top]), np.array([since]), now, 10.0, 0.005
+        np.array([shares]),
+        np.array([mean]),
+        lambda *_: beats,
+        np.array([top]),
+        np.array([since]),
+        np.array([young]),
+        now,
+        10.0,
+        0.005,
     )
     return got[0].tolist(), int(new[0])
 
 
 def test_a_near_tie_does_not_switch_and_the_old_arm_keeps_the_lead() -> None:
     assert settled(0, 0.0, [0.45, 0.55], 0.55, [1.20, 1.201], 100.0) == ([0.55, 0.45], 0)
+
+
+def test_a_young_context_follows_its_leader_at_once() -> None:
+    assert settled(0, 0.0, [0.45, 0.55], 0.55, [1.20, 1.201], 0.1, young=True) == ([0.45, 0.55], 1)
 
 
 def test_a_clear_gain_switches_after_the_dwell_and_a_certain_one_at_once() -> None:
@@ -99,7 +111,7 @@ def test_a_drafts_k_follows_the_draws_it_won_and_else_its_own_best() -> None:
 
 
 def test_young_domains_feed_their_curve_with_everybody() -> None:
-    shares = [nonadaptive_share(n, 0.2) for n in (0.0, 50.0, 1e3, 1e6)]
+    shares = nonadaptive_share(np.array([0.0, 50.0, 1e3, 1e6]), 0.2).tolist()
     assert shares[0] == 1.0
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == pytest.approx(0.2, abs=1e-3)
