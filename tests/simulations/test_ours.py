@@ -141,10 +141,11 @@ def test_deltas_are_dated_in_the_middle_of_their_interval() -> None:
 
 def test_it_decides_at_its_pace() -> None:
     policy = spied()
-    # After 20, 40, ..., 400 of the 400 steps.
-    assert len(policy.deltas) == 20
+    # Every 4 steps up to 40, then after 45, 50, 56, 63, 70, 78, 87, 97, 109, 122, 137, 154, then every 20 or nearly:
+    # 173, 193, ..., 393 of the 400 steps.
+    assert len(policy.deltas) == 10 + 12 + 12
     assert Pace(every=10, growth=0.0).steps(10_000) == 10
-    assert Pace(every=100, most=80).steps(0) == 100
+    assert Pace(every=100, most=80).steps(1000) == 100
 
 
 def test_it_finds_the_best_arms_and_beats_every_fixed_one() -> None:
