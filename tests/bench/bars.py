@@ -190,19 +190,25 @@ def calm_lines(runs: Sequence[Summary]) -> list[Line]:
     return [Line("flapping, switches per 1000 steps", "at most 2", f"{median:.2f}", median <= 2.0, missed)]
 
 
+def _held(mark: int, domain: str) -> Value:
+    """Share of the goodput of the first steps that hold the domain."""
+    return lambda run: run.domains[domain].held.get(mark)
+
+
 def rare_lines(runs: Sequence[Summary]) -> list[Line]:
-    """Each domain with rows in fewer than half of the steps: over its first 300 steps, and after them (no bar)."""
+    """Each domain with rows in fewer than half of the steps: the goodput of the first 300 steps that hold it (see
+    `DomainSummary.held`), and of its own tokens there, which has no bar."""
     found = []
     for name in runs[0].domains if runs else ():
         if np.median([run.domains[name].steps / max(d.steps for d in run.domains.values()) for run in runs]) >= 0.5:
             continue
         first = at_least(
-            f"rare-domains, {name}, first {RARE_AT} own steps", runs,
-            _share(RARE_AT, name), RARE, Where(name, RARE_AT),
+            f"rare-domains, first {RARE_AT} steps that hold {name}", runs,
+            _held(RARE_AT, name), RARE, Where(name, RARE_AT),
         )  # fmt: skip
-        later = [share for run in runs if (share := run.domains[name].later) is not None]
-        after = f" ({np.median(later):.3f} after them)" if later else ""
-        found += [line._replace(measured=line.measured + after) for line in first]
+        own = [share for run in runs if (share := run.domains[name].shares[RARE_AT]) is not None]
+        said = f" (its own tokens: {np.median(own):.3f})" if own else ""
+        found += [line._replace(measured=line.measured + said) for line in first]
     return found
 
 

@@ -114,10 +114,10 @@ def test_nothing_helps_calm_rare_domains_and_the_liar() -> None:
     assert calm["flapping, switches per 1000 steps"].measured == "2.50"
     assert calm["flapping, switches per 1000 steps"].met is False
     often = made().domains["code"]
-    rare = DomainSummary(400, shares(0.9, 0.9), 0.97, None, [])
+    rare = DomainSummary(400, shares(0.9, 0.9), 0.97, None, [], {300: 0.96})
     (line,) = found("rare-domains", made(domains={"chat": often, "math": rare})).values()
-    assert line.what == "rare-domains, math, first 300 own steps"
-    assert (line.measured, line.met) == ("0.900 (0.970 after them)", False)
+    assert line.what == "rare-domains, first 300 steps that hold math"
+    assert (line.measured, line.met) == ("0.960 (its own tokens: 0.900)", True)
     liars, honest = [made(0, speedup=1.98), made(1, speedup=3.0)], [made(0, speedup=2.0), made(1, speedup=3.0)]
     (line,) = lines({"one-liar": {OURS: liars}, HONEST: {OURS: honest}})
     # -1% and 0%: half of it in the median.
