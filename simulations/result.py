@@ -37,10 +37,10 @@ class Played(msgspec.Struct, frozen=True):
 
 class DomainSummary(msgspec.Struct, frozen=True):
     """One domain. `shares` by mark, None where it had fewer steps; `later`: its share after its first 300 steps;
-    `top`: most played in the last fifth; `depth`: mean K by part of the run, None where it had no rows. `held`: share of
-    the whole batch's goodput over the first steps that hold the domain, by mark. Where rows share steps the domain's
-    own share says little by itself: one row of eight may draft 4 tokens or 6 with the same goodput of the batch, yet a
-    quarter more of its own."""
+    `top`: most played in the last fifth; `depth`: mean K by part of the run, None where it had no rows.
+    `held`: share of the whole batch's goodput over the first steps that hold the domain, by mark. Where rows share
+    steps the domain's own share says little by itself: one row of eight may draft 4 tokens or 6 with the same goodput
+    of the batch, yet a quarter more of its own."""
 
     steps: int
     shares: dict[int, float | None]
