@@ -20,7 +20,7 @@ class Steps(Counters):
         super().__init__()
 
     @property
-    def steps(self) -> int:  # type: ignore[override]  # counted elsewhere, looked up here
+    def steps(self) -> int:
         return next(self._looks)
 
     @steps.setter
