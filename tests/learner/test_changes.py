@@ -172,7 +172,7 @@ def test_the_learner_believes_a_collapsed_draft_s_new_acceptance_at_once() -> No
 
 
 def test_an_open_block_is_tested_at_every_fourth_step_and_counts_from_eight_on() -> None:
-    """A draft hardly played: 40 blocks with 11 of 12 accepted, then nothing is accepted. 8 counts on a side are the least."""
+    """A draft hardly played: 40 blocks with 11 of 12 accepted, then nothing is. 8 counts on a side are the least."""
     changes, found = Changes(1), []
     for _ in range(40):
         add(changes, 0, "d", "e", np.array([BLOCK, BLOCK - 1.0]))
