@@ -182,9 +182,9 @@ class Frame(Message, frozen=True):
 
 
 class DraftChoice(Message, frozen=True):
-    """One draft in one policy cell. `p`: probability that a request admitted now gets it. `k`: pairs (K, probability
-    given this draft), K ascending, probabilities summing to 1. `alpha`, `beta`: the domain's acceptance posterior by
-    position (Beta counts). `seconds`: pairs (K, expected step seconds at this load with this row at K)."""
+    """One draft in one policy cell. `p`: probability that a non-adaptive request admitted now gets it. `k`: pairs (K,
+    probability given this draft), K ascending, probabilities summing to 1. `alpha`, `beta`: the domain's acceptance
+    posterior by position (Beta counts). `seconds`: pairs (K, expected step seconds at this load with this row at K)."""
 
     draft: Label
     p: Share

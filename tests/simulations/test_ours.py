@@ -148,7 +148,7 @@ def test_it_decides_at_its_pace() -> None:
     assert Pace(every=10, growth=0.0).steps(10_000) == 10
     assert Pace(first=7).steps(0) == 7
     assert Pace(first=30).steps(0) == 20
-    assert Pace(every=100, most=80).steps(0) == 100
+    assert [Pace(every=100, most=80).steps(n) for n in (0, 160)] == [10, 100]
 
 
 def test_it_finds_the_best_arms_and_beats_every_fixed_one() -> None:
