@@ -21,11 +21,11 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One controller process. Times are seconds.
 
     `pools`: the pools to serve; empty means all that engines announce. `decide_seconds`, `decide_frames`: a decision is
-    due after so long or after so many frames, whichever comes first. `policy_seconds`: how long engines may go on with
-    a policy when the controller is silent; it is renewed after a third of that. `lease_seconds`: another replica takes
-    over so long after this one died. `mode`: `off` publishes the operators' static choice, and goes on learning.
-    `max_tpot_p95`: bound on the time per output token, seconds; 0: none. `draws`: Thompson draws of a decision. `seed`:
-    of those draws; for tests.
+    due after so long (sooner for young pools: `engine.link.pace`) or so many frames, whichever comes first.
+    `policy_seconds`: how long engines may go on with a policy when the controller is silent; it is renewed after a
+    third of that. `lease_seconds`: another replica takes over so long after this one died. `mode`: `off` publishes the
+    operators' static choice, and goes on learning. `max_tpot_p95`: bound on the time per output token, seconds; 0:
+    none. `draws`: Thompson draws of a decision. `seed`: of those draws; for tests.
 
     >>> ControllerSettings(policy_seconds=0.5)
     Traceback (most recent call last):

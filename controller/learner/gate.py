@@ -1,13 +1,14 @@
 """The safety gate: explore while the budget lasts, then speculate only where the gain is sure.
 
 Every context holds a reserve of at most B0 steps, counted against plain decoding in *expectation* (the luck of tokens
-would swamp ten steps): for every batch step since the last decision, with arms played with probabilities pi,
+would swamp them): for every batch step since the last decision, with arms played with probabilities pi,
 
     reserve += epsilon - loss,   loss = sum_arm pi(arm) * E[seconds / plain - tokens], by today's posterior
 
-kept at B0 or below. So a context may lose B0 steps to find out, and epsilon of its steps for ever. The pool holds a
-reserve of B0 too, on the sum over contexts: where nothing helps anywhere the contexts together lose B0, and where
-drafts help in one of them its gains pay for looking in the others.
+kept at B0 or below. What was played lately is judged anew at every decision (`Learner._book`). So a context may lose B0
+steps to find out, and epsilon of its steps for ever. The pool holds a reserve of B0 too, on the sum over contexts:
+where nothing helps anywhere the contexts together lose B0, and where drafts help in one of them its gains pay for
+looking in the others.
 
 * an arm is *sure* when the lower bound of its gain clears 1 + margin: it may always be played;
 * it is *open* while its upper bound reaches 1 + margin and there is something left to learn, its gain known no better

@@ -69,7 +69,9 @@ class Learner:
         self.probability: Array = np.zeros((0, len(spec.loads), arms))  # of the last decision
         self.recent: Array = np.zeros((0, len(spec.loads), arms))  # batch steps played, of the last _HINDSIGHT or so
         self.exploring: Array = np.ones(0)  # share of requests that explore, by context
-        self.judged: Array = np.zeros((0, len(spec.loads), arms))  # plain steps lost per step, as of the last decision
+        self.judged: Array = np.zeros(
+            (0, len(spec.loads), arms)
+        )  # plain steps lost per step, when they were last booked
         self.stay = Stay(np.zeros((0, len(spec.loads)), dtype=np.intp), np.zeros((0, len(spec.loads))))
         self.quantiles: Array = np.zeros(len(spec.loads))
         self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
@@ -146,7 +148,6 @@ class Learner:
         evidence = counts.seen[:, :, 0].sum(axis=1) if spec.drafts else np.zeros(contexts)
         if tables:
             self.probability = np.stack([t.probability for t in tables], axis=1)
-            self.judged = np.stack([t.shortfall for t in tables], axis=1)
             self.exploring = nonadaptive_share(evidence, config.nonadaptive)
         if tables:
             made = policy_cells(
@@ -191,6 +192,7 @@ class Learner:
         self.gate.charge(batches.sum(axis=1), lost.sum(axis=(1, 2)))
         self.recent = self.recent * 0.5 ** (batches / _HINDSIGHT)[..., None] + new
         self.played = 0.999 * self.played + steps[..., None] * followed
+        self.judged = shortfall
 
     def _followed(self) -> Array:
         """What requests played by the last decision [contexts, loads, arms]: its probabilities where they are

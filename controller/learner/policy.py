@@ -96,7 +96,7 @@ def pruned(shares: Array, least: float) -> Array:
 
 
 def introduced(shares: Array, within: Array, least: Array) -> Array:
-    """Shares [C, arms] in which every draft has at least `least` [C, J], at its own best K (within [C, J, Kn]).
+    """Shares [C, arms] in which every draft has at least `least` [C, J], at the K that `within` [C, J, Kn] says.
 
     A draft that never ran has a prior for a price, and one that never ran here the other domains' acceptance: an
     unlucky start, or a domain unlike the others, would bury it before it is ever tried.

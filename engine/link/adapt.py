@@ -11,7 +11,7 @@ MEMORY_STEPS = 64  # own steps are forgotten at this time constant, so that K = 
 class Evidence:
     """What one request has shown, per position: accepted and missed, exponentially forgotten.
 
-    `own_k` is the K that the evidence asks for, `None` while the request moves with the window's draw.
+    `own_k` is the K that the evidence asks for, `None` while the request stays with the best arm.
     """
 
     __slots__ = ("accepted", "missed", "own_k", "steps")
@@ -39,7 +39,7 @@ class Evidence:
 
 
 def decide(choice: Choice, evidence: Evidence) -> int | None:
-    """K that the request's own evidence asks for under the cell's prices, or `None`: stay with the window's draw.
+    """K that the request's own evidence asks for under the cell's prices, or `None`: stay with the best arm.
 
     The domain's posterior (Beta, strength capped) takes the request's counts as a conjugate update; K maximises
     (1 + sum of survival) / seconds. K moves only where the gain over the present one exceeds the hysteresis, and only

@@ -182,9 +182,9 @@ class Frame(Message, frozen=True):
 
 
 class DraftChoice(Message, frozen=True):
-    """One draft in one policy cell. `p`: probability that a request admitted now gets it. `k`: pairs (K, probability
-    given this draft), K ascending, probabilities summing to 1. `alpha`, `beta`: the domain's acceptance posterior by
-    position (Beta counts). `seconds`: pairs (K, expected step seconds at this load with this row at K)."""
+    """One draft in one policy cell. `p`: probability that a non-adaptive request admitted now gets it. `k`: pairs (K,
+    probability given this draft), K ascending, probabilities summing to 1. `alpha`, `beta`: the domain's acceptance
+    posterior by position (Beta counts). `seconds`: pairs (K, expected step seconds at this load with this row at K)."""
 
     draft: Label
     p: Share
@@ -197,9 +197,9 @@ class DraftChoice(Message, frozen=True):
 class PolicyCell(Message, frozen=True):
     """The answer for one (domain, regime, load bucket). `load` is the bucket's lower bound.
 
-    `draw`: the quantile of the drafts' probabilities, in the order listed, that every request admitted under this
-    version takes; none: each request draws its own. Rows of a batch share drafting passes, so one row on another draft
-    makes every row wait for it: with p = .2 and eight rows drawn independently, five batches in six pay for both
+    `draw`: the quantile of the drafts' probabilities, in the order listed, that every non-adaptive request admitted
+    under this version takes; none: each draws its own. Rows of a batch share drafting passes, so one row on another
+    draft makes every row wait for it: with p = .2 and eight rows drawn independently, five batches in six pay for both
     drafts; drawn together, one in five pays, for one. Over versions each draft gets its probability.
     """
 

@@ -15,7 +15,7 @@ import redis
 
 from engine.link.counters import Counters
 from engine.link.messages import BreakerState, EngineDescription, Frame, Keys, Version, encode
-from engine.link.pace import LEAST, pace
+from engine.link.pace import LEAST, YOUNG_STEPS, pace
 from engine.link.settings import LinkSettings, masked
 from engine.link.transport import Backoff, connect
 
@@ -63,6 +63,7 @@ class Reporter:
         self._backoff = Backoff(min(0.25, settings.report_interval), 10.0, random.Random())
         self._started = time.monotonic()
         self._seq = 0
+        self._reported = 0  # steps in the last frame
         self._since = 0
         self._until_full = 0
         self._stop = threading.Event()
@@ -87,6 +88,7 @@ class Reporter:
         snapshot = self._counters.snapshot(0 if full else self._since)
         live = self._live()
         self._seq += 1
+        self._reported = snapshot.steps
         frame = Frame(
             self._settings.engine_id,
             self._incarnation,
@@ -117,13 +119,18 @@ class Reporter:
         self._client.close()
 
     def _pause(self) -> float:
-        """Seconds to the next frame. An engine that has not begun waits in short naps for its first steps."""
-        usual = self._settings.report_interval
-        end = time.monotonic() + usual
-        while not self._counters.steps and time.monotonic() < end - LEAST * usual:
-            if self._stop.wait(LEAST * usual):
+        """Seconds to the next frame. A young engine that runs no step is looked at in short naps: idle, it reports no
+        more often than any other, and what it does first is soon known."""
+        usual, start, sent = self._settings.report_interval, time.monotonic(), self._reported
+        if sent >= YOUNG_STEPS:
+            return usual
+        nap = LEAST * usual
+        while self._counters.steps == sent and time.monotonic() < start + usual - nap:
+            if self._stop.wait(nap):
                 return 0.0
-        return pace(self._counters.steps, usual)
+        if self._counters.steps == sent:
+            return nap
+        return max(0.0, start + pace(self._counters.steps, usual) - time.monotonic())
 
     def _ship(self, *, final: bool = False) -> bool:
         """Make and send one frame; False when it could not be delivered."""

@@ -204,8 +204,9 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `redis_url`, `pool`, `engine`: where to report and as whom (the engine's id is host and process if not set).
     `static_draft`, `static_k`: the operator's choice where there is no policy. `nonadaptive`: overrides the policy's
-    share of requests whose K never follows their own evidence. Intervals and timeouts in seconds. `trace_dir`: write
-    one JSON line per request there.
+    share of requests that explore and whose K never follows their own evidence. Intervals and timeouts in seconds;
+    reports of an engine's first steps come sooner (`engine.link.pace`). `trace_dir`: write one JSON line per request
+    there.
     """
 
     redis_url: Annotated[str, msgspec.Meta(pattern=r"^(redis|rediss|unix)://", extra={"env": "REDIS_URL"})] = (

@@ -67,8 +67,8 @@ class Ticket:
         self.version = version
         self.number = number
         # State of the choice. `follows`: the request obeys the policy (else the static choice); `probability`: of its
-        # draft at admission; `base`: K of the window's draw; `k`: K planned last; `explores`: that is not the
-        # cell's most probable arm; `stamp`: when `base` was computed.
+        # draft at admission; `base`: K of the window's draw or of the best arm; `k`: K planned last; `explores`: that
+        # is not the cell's most probable arm; `stamp`: when `base` was computed.
         self.follows = follows
         self.probability = probability
         self.base = 0

@@ -89,10 +89,15 @@ class RequestTrace:
         if ordered or limited or (ticket.evidence is not None and ticket.evidence.own_k is not None):
             p = None
         elif choice is not None:
-            p = choice.probability.get(drafted)
+            # An adaptive request draws nothing: it runs the most probable arm.
+            p = (
+                (1.0 if drafted == choice.best_k else None)
+                if ticket.origin == "request"
+                else choice.probability.get(drafted)
+            )
         planned = 0 if ordered else ticket.k
         shown = (drafted, accepted, seen, emitted, limited, seconds, batch, prefill)
-        share = None if choice is None else choice.p
+        share = None if choice is None else 1.0 if ticket.origin == "request" else choice.p
         self.rows.append((number, load, planned, p, *shown, ticket.draft, share, version))
         self.switched |= ticket.draft != self.draft
 

@@ -40,6 +40,25 @@ def test_nothing_is_decided_before_an_engine_has_described_itself() -> None:
     assert decided.view.frames.deferred == 1
 
 
+def test_a_young_pool_is_decided_more_often_and_its_furthest_engine_counts() -> None:
+    """40 of 160 steps: a quarter of the interval; at least a tenth."""
+    tuner = Tuner("p", ControllerSettings(draws=64, seed=1, decide_seconds=2.0))
+    assert tuner.decide_seconds == pytest.approx(0.2)
+    first, second = engine(), engine(name="e2", incarnation="i2")
+
+    def after(source: CountingEngine, steps: int, *, final: bool = False) -> float:
+        source.run(steps, random.Random(3))
+        tuner.consume([entry(source.frame(full=True, final=final))], NOW)
+        return tuner.decide_seconds
+
+    assert after(first, 8) == pytest.approx(0.2)
+    assert after(first, 32) == pytest.approx(0.5)
+    assert after(second, 120) == pytest.approx(1.5)
+    assert after(first, 10) == pytest.approx(1.5)
+    assert after(second, 4000) == pytest.approx(2.0)
+    assert after(second, 1, final=True) == pytest.approx(0.625)  # the other one, after 50 steps, is alone now
+
+
 def test_a_policy_carries_the_version_the_expiry_and_an_answer_for_every_domain_seen() -> None:
     tuner, busy = Tuner("p", SETTINGS), engine()
     busy.run(200, random.Random(1))

@@ -169,3 +169,32 @@ def test_the_learner_believes_a_collapsed_draft_s_new_acceptance_at_once() -> No
     kept = Learner.load(learner.dump(), learner.config, learner.spec)
     assert kept.changed == 1
     assert kept.acceptance.changes.state() == learner.acceptance.changes.state()
+
+
+def test_an_open_block_is_tested_at_every_fourth_step_and_counts_from_eight_on() -> None:
+    """A draft hardly played: 40 blocks with 11 of 12 accepted, then nothing is. 8 counts on a side are the least."""
+    changes, found = Changes(1), []
+    for _ in range(40):
+        add(changes, 0, "d", "e", np.array([BLOCK, BLOCK - 1.0]))
+    assert changes.found({}) == {}
+    for _ in range(3):
+        add(changes, 0, "d", "e", np.array([4.0, 0.0]))
+        found.append(changes.found({}).get((0, "d")))
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1]["e"].tolist() == [8.0, 0.0]  # the block of 12 is open yet
+    assert found[2] is None  # nothing is left to compare with
+
+
+def test_fewer_than_four_new_steps_are_no_test() -> None:
+    changes = Changes(1)
+    for _ in range(40):
+        add(changes, 0, "d", "e", np.array([BLOCK, BLOCK - 1.0]))
+    assert changes.found({}) == {}
+    seen = []
+    for steps in (5.0, 3.0, 1.0):  # 5 are too few on a side, 8 would do but wait for the fourth since that test
+        add(changes, 0, "d", "e", np.array([steps, 0.0]))
+        seen.append(changes.found({}).get((0, "d")))
+    assert seen[:2] == [None, None]
+    assert seen[2] is not None
+    assert seen[2]["e"].tolist() == [9.0, 0.0]

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from controller.learner import Learner, LearnerConfig, PoolSpec
+from controller.learner.decision import Stay
+from controller.learner.discount import Array
 from controller.learner.gate import Gate
+from engine.link.messages import DraftInfo
 
 
 def gate(contexts: int) -> Gate:
@@ -51,3 +55,78 @@ def test_a_shut_gate_admits_sure_arms_only() -> None:
     assert one.admitted(mean, sd).tolist() == [[True, True, True]]
     one.charge(np.array([100.0]), np.array([20.0]))
     assert one.admitted(mean, sd).tolist() == [[False, False, True]]
+
+
+def booked(exploring: float = 1.0) -> Learner:
+    """A learner of one draft at K = 2 and loads 1 and 2 that played it half of the time in `other`, greedy, where it is
+    the most probable arm."""
+    learner = Learner(LearnerConfig(), PoolSpec((DraftInfo("x", "model", 2),), (0, 2), max_batch=2))
+    learner._grow()
+    learner.probability = np.full((2, 2, 2), 0.5)
+    learner.exploring = np.full(2, exploring)
+    learner.stay = Stay(np.ones((2, 2), dtype=np.intp), np.zeros((2, 2)))
+    return learner
+
+
+def steps(first: float, second: float = 0.0) -> Array:
+    """Row-steps of the first context at loads 1 and 2; none of the other context."""
+    return np.array([[first, second], [0.0, 0.0]])
+
+
+def shortfall(loss: float) -> Array:
+    """Plain steps lost per step by the draft, and by plain decoding none, [contexts, loads, arms]."""
+    return np.broadcast_to(np.array([0.0, loss]), (2, 2, 2))
+
+
+ROWS = np.array([1.0, 2.0])
+
+
+def test_what_was_played_is_charged_by_batch_steps_and_probability() -> None:
+    learner = booked()
+    learner._book(steps(10.0, 8.0), ROWS, shortfall(0.2))
+    # 10 steps of one row and 4 of two, half of them drafting: 14 * (.005 - .5 * .2).
+    assert learner.gate.reserve.tolist() == pytest.approx([6.0 - 1.33, 6.0])
+    assert learner.recent[0].tolist() == [[5.0, 5.0], [2.0, 2.0]]
+    assert learner.played[0].tolist() == [[5.0, 5.0], [4.0, 4.0]]  # in row-steps
+
+
+def test_only_the_share_that_explores_plays_by_the_probabilities() -> None:
+    learner = booked(exploring=0.2)
+    learner._book(steps(10.0), ROWS, shortfall(0.2))
+    # The others all drafted: .2 * .5 + .8 = .9 of 10 steps.
+    assert learner.recent[0, 0].tolist() == pytest.approx([1.0, 9.0])
+    assert learner.gate.reserve[0] == pytest.approx(6.0 + 0.05 - 9 * 0.2)
+
+
+def test_what_turned_out_worse_is_charged_anew_and_what_turned_out_better_given_back() -> None:
+    learner = booked()
+    learner._book(steps(20.0), ROWS, shortfall(0.0))  # thought to cost nothing
+    assert learner.gate.reserve[0] == 6.0
+    learner.judged = shortfall(0.0)
+    learner._book(steps(0.0, 0.0), ROWS, shortfall(0.3))
+    assert learner.gate.reserve[0] == pytest.approx(6.0 - 10 * 0.3)
+    learner.judged = shortfall(0.3)
+    learner._book(steps(0.0), ROWS, shortfall(0.3))  # once
+    assert learner.gate.reserve[0] == pytest.approx(3.0)
+    learner._book(steps(0.0), ROWS, shortfall(0.1))
+    assert learner.gate.reserve[0] == pytest.approx(5.0)
+
+
+def test_hindsight_reaches_back_a_hundred_steps_at_half_weight() -> None:
+    learner = booked()
+    learner._book(steps(20.0), ROWS, shortfall(0.0))
+    learner.judged = shortfall(0.0)
+    learner.probability = np.broadcast_to(np.array([1.0, 0.0]), (2, 2, 2))  # plain from now on
+    learner._book(steps(100.0), ROWS, shortfall(0.0))
+    assert learner.recent[0, 0].tolist() == pytest.approx([105.0, 5.0])
+    learner._book(steps(0.0), ROWS, shortfall(0.4))
+    assert learner.gate.reserve[0] == pytest.approx(6.0 - 5 * 0.4)
+
+
+def test_a_gate_shuts_by_hindsight_alone() -> None:
+    learner = booked()
+    learner._book(steps(40.0), ROWS, shortfall(-0.5))  # a prior that hopes
+    learner.judged = shortfall(-0.5)
+    learner._book(steps(0.0), ROWS, shortfall(-0.1))
+    assert learner.gate.reserve[0] == pytest.approx(6.0 - 20 * 0.4)
+    assert learner.gate.closed.tolist() == [True, False]

@@ -18,6 +18,7 @@ from engine.link.messages import (
     StaticChoice,
     decode_policy,
     encode,
+    load_bucket,
 )
 from tests.learner.world import DIFFERENT_BEST, World, cost_cell, falling, play
 
@@ -129,6 +130,33 @@ def test_an_unknown_schema_and_garbage_are_refused_in_words() -> None:
     del data["engines"]
     with pytest.raises(ValueError, match="damaged"):
         Learner.load(msgspec.msgpack.encode(data), QUICK, MIXED.spec)
+
+
+def test_what_gates_judge_anew_survives_a_dump_and_a_dump_without_it_still_loads(experienced: Learner) -> None:
+    kept = ("recent", "judged", "exploring")
+    loaded = Learner.load(experienced.dump(), QUICK, MIXED.spec)
+    for name in kept:
+        before, after = getattr(experienced, name), getattr(loaded, name)
+        assert np.array_equal(before, after)
+        assert before.any()
+    assert experienced.exploring.max() <= 1.0
+    assert experienced.exploring.min() >= QUICK.nonadaptive
+    older = msgspec.msgpack.decode(experienced.dump())
+    for name in kept:
+        del older[name]
+    learner = Learner.load(msgspec.msgpack.encode(older), QUICK, MIXED.spec)
+    assert not learner.recent.any()
+    assert not learner.judged.any()
+    assert (learner.exploring == 1.0).all()
+    assert learner.recent.shape == learner.judged.shape == experienced.played.shape
+    assert learner.decide(now_of(experienced), np.random.default_rng(0)).cells
+    assert (learner.exploring < 1.0).any()
+
+
+@given(st.integers(1, 600), st.integers(-3, 700))
+def test_a_batch_belongs_to_its_bucket_or_to_the_nearest_of_the_pool(max_batch: int, batch: int) -> None:
+    spec = PoolSpec((), (), max_batch=max_batch)
+    assert spec.loads[spec.load_index(batch)] == load_bucket(min(max(batch, 1), max_batch))
 
 
 def test_another_pool_keeps_what_it_can_use(experienced: Learner) -> None:

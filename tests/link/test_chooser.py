@@ -235,6 +235,80 @@ def test_an_engine_that_switches_draws_draft_and_k_by_window(
     assert all(old != new for old, new in moves)
 
 
+@pytest.mark.parametrize("switches", [False, True])
+def test_adaptive_requests_keep_to_the_best_arm_while_the_others_follow_the_window(
+    describe: EngineDescription, clock: Clock, make_policy: MakePolicy, switches: bool
+) -> None:
+    """Their steps do not feed the curve: exploring would cost and teach nothing.
+
+    Most probable: `model` at K = 4, .6 * .7. A cell's two drafts take u below .4 and above; of 1,000 windows of one
+    step the golden-ratio sequence gives every arm its share to within a few.
+    """
+
+    def switch(ticket: Ticket, draft: str) -> bool:
+        ticket.take(draft)
+        return True
+
+    chooser = Chooser(
+        msgspec.structs.replace(describe, switches=switches),
+        clock=clock,
+        rng=random.Random(3),
+        nonadaptive=0.5,
+        switch=switch,
+    )
+    arms = {"ngram": (0.4, [(2, 0.5), (8, 0.5)]), "model": (0.6, [(4, 0.7), (6, 0.3)])}
+    chooser.use(make_policy({("code", 1): arms}, window=1), NOW)
+    tickets = admit(chooser, 60)
+    adaptive = [t for t in tickets if t.origin == "request"]
+    exploring = [t for t in tickets if t.origin == "policy"]
+    assert min(len(adaptive), len(exploring)) > 15
+    assert {(t.draft, t.probability) for t in adaptive} == {("model", 1.0)}
+    played: Counter[tuple[str, int]] = Counter()
+    for _ in range(1000):
+        chooser.plan(tickets, 1)
+        assert {(t.draft, t.k, t.explores) for t in adaptive} == {("model", 4, False)}
+        now = {(t.draft, t.k) for t in exploring}
+        assert all(t.explores == ((t.draft, t.k) != ("model", 4)) for t in exploring)
+        played.update(now)
+        if switches:
+            assert len(now) == 1
+    # Where a draft is held from admission, both are in the batch and each takes its own K at the window's quantile.
+    shares = {("ngram", 2): 0.5, ("ngram", 8): 0.5, ("model", 4): 0.7, ("model", 6): 0.3}
+    draft = {"ngram": 0.4, "model": 0.6} if switches else {"ngram": 1.0, "model": 1.0}
+    assert played.keys() == shares.keys()
+    for (name, k), share in shares.items():
+        assert abs(played[name, k] - 1000 * draft[name] * share) <= 5
+    assert chooser.status()["explored"] == sum(
+        n * (len(exploring) if switches else sum(t.draft == name for t in exploring))
+        for (name, k), n in played.items()
+        if (name, k) != ("model", 4)
+    )
+
+
+def test_an_adaptive_request_follows_the_best_arm_to_a_new_version(
+    describe: EngineDescription, clock: Clock, make_policy: MakePolicy
+) -> None:
+    def switch(ticket: Ticket, draft: str) -> bool:
+        ticket.take(draft)
+        return True
+
+    for switches, then in ((True, ("model", 4)), (False, ("ngram", 8))):
+        chooser = Chooser(
+            msgspec.structs.replace(describe, switches=switches),
+            clock=clock,
+            rng=random.Random(3),
+            nonadaptive=0.0,
+            switch=switch,
+        )
+        arms = {"ngram": (0.7, [(2, 0.4), (8, 0.6)]), "model": (0.3, [(4, 1.0)])}
+        chooser.use(make_policy({("code", 1): arms}), NOW)
+        (ticket,) = admit(chooser, 1)
+        assert (chooser.plan([ticket], 1), ticket.draft) == ([8], "ngram")
+        arms = {"ngram": (0.3, [(2, 0.4), (8, 0.6)]), "model": (0.7, [(4, 1.0)])}
+        chooser.use(make_policy({("code", 1): arms}, version=(1, 2)), NOW)
+        assert (*chooser.plan([ticket], 1), ticket.draft) == (then[1], then[0])
+
+
 def test_a_request_stays_with_its_draft_where_the_switch_is_refused(
     describe: EngineDescription, clock: Clock, make_policy: MakePolicy
 ) -> None:

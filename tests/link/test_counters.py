@@ -130,6 +130,48 @@ def test_beyond_the_caps_everything_still_counts_in_the_overflow_cells() -> None
     assert len(snapshot.cost[-1].sx) == 3
 
 
+def test_cost_cells_of_several_drafts_take_a_quarter_with_prefill_three_and_pure_decode_the_rest() -> None:
+    """Of a cap of 16: at most 4 cells of several drafts, 12 when one with prefill comes, 15 and the overflow cell."""
+    counters, ticket = Counters(cost_cap=16), Ticket("code", "greedy", "a")
+
+    def record(rows: int, k: int, prefill: int, *drafts: str) -> None:
+        share = dict.fromkeys(drafts, (k, k))
+        counters.record(StepOutcome(0.05, [row(ticket, k, k)] * rows, 9, prefill, 100, share))
+
+    def kept() -> tuple[int, int, int, int]:
+        """Cells of several drafts, of one with prefill, of one without, and the steps in the overflow cell."""
+        cells = counters.snapshot().cost
+        own = [c for c in cells if not c.other]
+        mixed = sum(len(c.drafts) > 1 for c in own)
+        read = sum(len(c.drafts) == 1 and c.prefill > 0 for c in own)
+        return mixed, read, len(own) - mixed - read, sum(c.count for c in cells if c.other)
+
+    for k in range(1, 7):
+        record(2, k, 0, "a", "b")
+    assert kept() == (4, 0, 0, 2)
+    for k in range(1, 6):
+        for prefill in (1, 64):
+            record(1, k, prefill, "a")
+    assert kept() == (4, 8, 0, 4)
+    for k in range(1, 6):
+        record(1, k, 0, "a")
+    assert kept() == (4, 8, 3, 6)
+    record(1, 1, 0, "a")  # kinds that have a cell go on counting in it
+    record(2, 1, 0, "a", "b")
+    record(1, 1, 64, "a")
+    assert kept() == (4, 8, 3, 6)
+    assert sum(c.count for c in counters.snapshot().cost) == counters.steps == 24
+
+
+def test_a_load_that_comes_late_finds_room_for_its_pure_decode_steps() -> None:
+    counters, ticket = Counters(cost_cap=8), Ticket("code", "greedy", "a")
+    for prefill in (1, 64, 256, 1024, 4096):
+        for k in (1, 2):
+            counters.record(StepOutcome(0.05, [row(ticket, k, k)], 9, prefill, 100, {"a": (k, k)}))
+    counters.record(StepOutcome(0.05, [row(ticket, 2, 2)] * 130, 9, 0, 100, {"a": (260, 2)}))
+    assert [c.batch for c in counters.snapshot().cost if not c.other and not c.prefill] == [128]
+
+
 @pytest.mark.parametrize("label", ["", "x" * 65, "a\nb", "a\n", "\x7f", "\ud800"])
 def test_labels_that_the_wire_cannot_carry_count_as_other(label: str) -> None:
     counters = Counters()

@@ -1,5 +1,7 @@
 """The wire types: what is written can be read, what breaks a rule is refused with the field's name."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from engine.link.messages import (
     histogram_bucket,
     histogram_seconds,
     load_bucket,
+    load_buckets,
     passes_bucket,
     prefill_bucket,
 )
@@ -175,6 +178,26 @@ def test_a_histogram_bucket_holds_its_seconds(seconds: float) -> None:
     bucket = histogram_bucket(seconds)
     assert histogram_seconds(bucket) <= seconds * (1 + 1e-9)
     assert seconds < histogram_seconds(bucket + 1) * (1 + 1e-9)
+
+
+@given(st.integers(1, 10_000), st.integers(0, 10_000))
+def test_a_load_bucket_is_the_largest_of_those_up_to_any_larger_batch(n: int, more: int) -> None:
+    buckets = load_buckets(n + more)
+    assert load_bucket(n) == max(low for low in buckets if low <= n)
+    assert load_bucket(n) in load_buckets(n)
+    assert buckets[-1] == load_bucket(n + more)
+    # Octaves up to 8, from 16 on alternately 3/2 and 4/3 of the one before.
+    ratios = [(high, low) for low, high in pairwise(buckets)]
+    for number, (high, low) in enumerate(ratios):
+        assert high / low == (2 if number < 4 else 1.5 if number % 2 == 0 else 4 / 3)
+
+
+def test_load_buckets_by_hand() -> None:
+    assert load_buckets(0) == ()
+    assert load_buckets(1) == (1,)
+    assert load_buckets(15) == (1, 2, 4, 8)
+    assert load_buckets(23) == (1, 2, 4, 8, 16)
+    assert load_buckets(512) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @given(st.integers(1, 10_000))
