@@ -16,6 +16,22 @@ import numpy as np
 from controller.learner.discount import Array, Index
 
 
+_LOST = 1e-12  # relative: what is smaller has drowned in the rounding of what was taken off
+
+
+def _root(scaled: Array) -> Array:
+    """A root of the inverse of a precision with about ones on its diagonal [m, m].
+
+    Sums that no honest step gives (steps of a microsecond beside steps of minutes) can round it to one that is not
+    positive; directions of which nothing is left are then as good as unknown, and the decision goes on.
+    """
+    try:
+        return np.asarray(np.linalg.inv(np.linalg.cholesky(scaled + _LOST * np.eye(len(scaled)))).T, dtype=np.float64)
+    except np.linalg.LinAlgError:
+        size, direction = np.linalg.eigh((scaled + scaled.T) / 2.0)
+        return np.asarray(direction / np.sqrt(np.maximum(size, _LOST * size[-1])), dtype=np.float64)
+
+
 class Chain:
     """The factored precision. Vectors of all variables hold the blocks' in turn, then the hanging ones.
 
@@ -42,9 +58,8 @@ class Chain:
                 above = self._roots[-1][:p] * walk[at - 1][:, None]
                 left[:p, :p] -= above @ above.T
             # Jacobi scaling: coefficients of KV tokens and of intercepts differ by ten orders of magnitude.
-            jacobi = 1.0 / np.sqrt(np.diag(left))
-            lower = np.linalg.cholesky(left * jacobi[:, None] * jacobi + 1e-12 * np.eye(self.width))
-            self._roots.append(jacobi[:, None] * np.linalg.inv(lower).T)
+            jacobi = 1.0 / np.sqrt(np.maximum(np.diag(left), _LOST * np.diag(block)))
+            self._roots.append(jacobi[:, None] * _root(left * jacobi[:, None] * jacobi))
 
     def mean(self, rhs: Array, own_rhs: Array) -> Array:
         """precision^-1 (rhs, own_rhs); rhs [L, m], own_rhs [O]."""

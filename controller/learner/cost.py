@@ -29,6 +29,7 @@ PASS_PRICE = {"ngram": (0.01, 0.02), "eagle": (0.06, 0.05), "model": (0.12, 0.10
 EFFECT_SD = {"shared": (0.05, 0.01, 0.25), "own": (0.03, 0.005, 0.2), "prefill": (0.05, 0.01, 0.3)}  # of a step
 _EFFECT_PRIOR = 4.0  # weight of those, in effects
 NOISE = (0.05, 20.0, 0.003)  # prior relative noise, its weight in steps, lowest
+_SHORTEST = 1e-3  # of the pool's longest usual step
 _BEND = 0.5  # of how much a verified token may cost more from one load to the next, per octave
 TRIED = 6.0  # steps at a depth (or deeper) that make it known
 SATURATION = 1000.0  # steps of one key beyond which more of them say little: its mean wanders
@@ -265,7 +266,9 @@ def fit(groups: list[Sums], spec: PoolSpec, effect_sd: dict[str, float]) -> Cost
         # prefill its last column is the block's last, -1, which is cut off below.
         columns = np.where(places < 0, m, places)
         n, total = group.n, group.seconds
-        weight = 1.0 / ((noise * total / n) ** 2 * (1.0 + n / SATURATION))
+        # A step a thousand times shorter than others is no step, and must not outweigh them by a million.
+        mean = np.maximum(total / n, _SHORTEST * loads.seconds.max())
+        weight = 1.0 / ((noise * mean) ** 2 * (1.0 + n / SATURATION))
         x = np.column_stack([n, group.x, n, n]) * weight[:, None]
         y = np.column_stack([total, group.xy, total, total]) * weight[:, None]
         d = group.x.shape[1] + 1
