@@ -15,7 +15,6 @@ import numpy as np
 
 from controller.learner.discount import Array, Index
 
-
 _LOST = 1e-12  # relative: what is smaller has drowned in the rounding of what was taken off
 
 
