@@ -10,7 +10,7 @@ from controller.learner.config import LearnerConfig, PoolSpec
 from controller.learner.curves import Curves, expected_tokens
 from controller.learner.discount import Array
 from controller.learner.evidence import Context
-from controller.learner.gate import Gate, nonadaptive_share
+from controller.learner.gate import Gate
 from controller.learner.goodput import blocks, mark
 from controller.learner.latency import slowest_others
 from controller.learner.latency import within as within_bound
@@ -284,17 +284,16 @@ def policy_cells(
     contexts: list[Context],
     spec: PoolSpec,
     curves: Curves,
-    steps: Array,
-    least: float,
+    nonadaptive: Array,
     quantiles: Array,
 ) -> list[PolicyCell]:
-    """The wire's cells; steps [C] is each context's evidence (row-steps of any draft), for the non-adaptive share.
+    """The wire's cells; nonadaptive [C]: share of each context's requests that explore.
 
     quantiles [loads]: where rows share steps (batch 2 and more) all requests admitted under one version take the draft
     at this quantile of their context's probabilities (`PolicyCell.draw` says why).
     """
     alpha, beta = (np.round(array, 3).clip(1e-3).tolist() for array in curves.beta())
-    nonadaptive = nonadaptive_share(steps, least).round(3).tolist()
+    exploring = nonadaptive.round(3).tolist()
     cells = []
     ks = spec.ks
     reach = [len(spec.allowed(draft.name)) for draft in spec.drafts]
@@ -323,5 +322,5 @@ def policy_cells(
                     priced = [pair for pair, fine in zip(priced, in_time[c][j], strict=False) if fine or not pair[0]]
                 likely = [(k, q) for k, q in zip(ks[:n], given[c][j], strict=False) if q > 0]
                 choices.append(DraftChoice(name, p[c][j + 1], likely, *posteriors[c][j], priced))
-            cells.append(PolicyCell(domain, regime, table.load, choices, nonadaptive[c], draw, expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
+            cells.append(PolicyCell(domain, regime, table.load, choices, exploring[c], draw, expected[c]))  # type: ignore[arg-type]  # contexts hold only wire regimes
     return cells

@@ -155,8 +155,7 @@ class Learner:
                 self.contexts.names,
                 spec,
                 belief,
-                evidence,
-                config.nonadaptive,
+                self.exploring,
                 self._quantiles(batches, rng)[fresh],
             )
             for nth, at in enumerate(fresh):
