@@ -1,4 +1,5 @@
-"""A Gaussian whose precision is a chain of blocks, with single variables hanging from them, solved block by block.
+"""A Gaussian whose precision is a chain of blocks, with single variables hanging from them, solved block by block; and
+one with some variables more that are tied to all of that.
 
 Blocks l = 0..L-1 of m variables; of neighbours only the first p variables are tied, variable by variable, with
 precision w_l (a random walk). Every hanging variable o is tied to one block, by a row of `cross`, and to nothing else:
@@ -35,7 +36,8 @@ class Chain:
     """The factored precision. Vectors of all variables hold the blocks' in turn, then the hanging ones.
 
     >>> chain = Chain(np.array([[[3.0]], [[2.0]]]), np.array([[1.0]]), np.zeros((0, 1)), np.zeros(0), np.zeros(0, int))
-    >>> chain.mean(np.array([[1.0], [3.0]]), np.zeros(0)).round(6).tolist()    # [[3, -1], [-1, 2]]^-1 (1, 3)
+    >>> solved = chain.solve(np.array([[[1.0]], [[3.0]]]), np.zeros((0, 1)))    # [[3, -1], [-1, 2]]^-1 (1, 3)
+    >>> solved.ravel().round(6).tolist()
     [1.0, 2.0]
     >>> chain.variance().round(6).tolist()    # the inverse is [[2, 1], [1, 3]] / 5
     [0.4, 0.6]
@@ -60,9 +62,9 @@ class Chain:
             jacobi = 1.0 / np.sqrt(np.maximum(np.diag(left), _LOST * np.diag(block)))
             self._roots.append(jacobi[:, None] * _root(left * jacobi[:, None] * jacobi))
 
-    def mean(self, rhs: Array, own_rhs: Array) -> Array:
-        """precision^-1 (rhs, own_rhs); rhs [L, m], own_rhs [O]."""
-        p, rising = self._walk.shape[1], np.zeros(self._walk.shape[1])
+    def solve(self, rhs: Array, own_rhs: Array) -> Array:
+        """precision^-1 (rhs, own_rhs); rhs [L, m, n], own_rhs [O, n]."""
+        p, rising = self._walk.shape[1], np.zeros((self._walk.shape[1], rhs.shape[2]))
         reduced = []
         for at, right in enumerate(rhs):
             here = self._hang[at]
@@ -70,8 +72,8 @@ class Chain:
             left[:p] += rising
             reduced.append(self._roots[at].T @ left)
             if at < len(self._walk):
-                rising = self._walk[at] * (self._roots[at][:p] @ reduced[-1])
-        return self._back(np.concatenate(reduced)[:, None], (own_rhs / self._own)[:, None])[:, 0]
+                rising = self._walk[at][:, None] * (self._roots[at][:p] @ reduced[-1])
+        return self._back(np.concatenate(reduced), own_rhs / self._own[:, None])
 
     def coloured(self, white: Array) -> Array:
         """Independent standard normals [variables, n] made draws of this Gaussian around 0."""
@@ -108,3 +110,42 @@ class Chain:
             pull = self._pull[here]
             hanging[here] = 1.0 / self._own[here] + np.einsum("om,om->o", pull @ covariance, pull)
         return found
+
+
+class Bordered:
+    """A chain and some variables more that are tied to all of it and to each other: [[chain, border], [border', core]].
+
+    >>> chain = Chain(np.array([[[3.0]], [[2.0]]]), np.array([[1.0]]), np.zeros((0, 1)), np.zeros(0), np.zeros(0, int))
+    >>> both = Bordered(chain, np.array([[[1.0]], [[0.0]]]), np.zeros((0, 1)), np.array([[2.0]]))
+    >>> both.mean(np.array([[1.0], [0.0]]), np.zeros(0), np.array([2.0])).round(6).tolist()    # the last: the border's
+    [0.0, 0.0, 1.0]
+    >>> both.variance().round(6).tolist()    # [[3, -1, 1], [-1, 2, 0], [1, 0, 2]]^-1 has (4, 5, 5) / 8 on its diagonal
+    [0.5, 0.625, 0.625]
+    """
+
+    def __init__(self, chain: Chain, border: Array, own_border: Array, core: Array) -> None:
+        """border [L, m, g], own_border [O, g], core [g, g]: precision."""
+        self.chain = chain
+        self._follow = chain.solve(border, own_border)  # what the chain gives way when a variable of the border moves
+        flat = np.concatenate([border.reshape(-1, border.shape[2]), own_border])
+        left = core - flat.T @ self._follow
+        jacobi = 1.0 / np.sqrt(np.maximum(np.diag(left), _LOST * np.diag(core)))
+        self._root = jacobi[:, None] * _root(left * jacobi[:, None] * jacobi)
+
+    def mean(self, rhs: Array, own_rhs: Array, border_rhs: Array) -> Array:
+        """precision^-1 (rhs, own_rhs, border_rhs); rhs [L, m], own_rhs [O], border_rhs [g]."""
+        chain = self.chain.solve(rhs[..., None], own_rhs[:, None])[:, 0]
+        right = border_rhs - self._follow.T @ np.concatenate([rhs.ravel(), own_rhs])
+        border = self._root @ (self._root.T @ right)
+        return np.concatenate([chain - self._follow @ border, border])
+
+    def coloured(self, white: Array) -> Array:
+        """Independent standard normals [variables, n] made draws of this Gaussian around 0."""
+        inside = len(self._follow)
+        border = self._root @ white[inside:]
+        return np.concatenate([self.chain.coloured(white[:inside]) - self._follow @ border, border])
+
+    def variance(self) -> Array:
+        """Marginal variances of all variables."""
+        more = ((self._follow @ self._root) ** 2).sum(axis=1)
+        return np.concatenate([self.chain.variance() + more, (self._root**2).sum(axis=1)])

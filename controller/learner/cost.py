@@ -1,10 +1,12 @@
-"""Seconds of a step: a linear law per load, tied from load to load, plus an effect for every kind of step.
+"""Seconds of a step: a curve of the tokens verified, a linear law per load, and an effect for every kind of step.
 
-    seconds = x . beta[load] + shared[load, passes] + own[drafts, load, passes] + prefill[load, bucket] + noise
+    seconds = curve(verified) + x . beta[load] + shared[load, passes] + own[drafts, load, passes]
+              + prefill[load, bucket] + noise
 
-x = (1, verified, prefill, kv, then per draft: drafted, passes). Real costs are roofs and stairs, not lines: the laws of
-neighbouring loads are tied by a random walk (so a law may be flat at batch 1 and steep at 64), and every kind of step
-that ran gets its own offset, shrunk to the law. All of it is one Gaussian: with Z the design (law, effects),
+x = (1, verified, prefill, kv, then per draft: drafted, passes). The curve is one for all loads (`verification`); the
+laws, tied from load to load by a random walk, say how a load departs from it and what drafting costs there; real costs
+have stairs, so every kind of step that ran gets its own offset, shrunk to the law. All of it is one Gaussian: with Z
+the design (curve, law, effects),
 
     precision = prior + sum_key w Z^T Z,   mean = precision^-1 (prior . prior mean + sum_key w Z^T y)
 
@@ -18,9 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controller.learner.chain import Chain
+from controller.learner import verification
+from controller.learner.chain import Bordered
 from controller.learner.config import PoolSpec
-from controller.learner.discount import Array, Index
+from controller.learner.discount import Array
+from controller.learner.normal import EffectKey, Equations, Layout
 from controller.learner.steps import SHARED, Sums
 from engine.link.messages import passes_bucket, prefill_bucket
 
@@ -30,11 +34,17 @@ EFFECT_SD = {"shared": (0.05, 0.01, 0.25), "own": (0.03, 0.005, 0.2), "prefill":
 _EFFECT_PRIOR = 4.0  # weight of those, in effects
 NOISE = (0.05, 20.0, 0.003)  # prior relative noise, its weight in steps, lowest
 _SHORTEST = 1e-3  # of the pool's longest usual step
-_BEND = 0.5  # of how much a verified token may cost more from one load to the next, per octave
+# Prior sd at the lowest load, and of the change from load to load, by octave; shares of a step. Tokens' change: of what
+# _BEND allows, see `_prior`; KV tokens': for as many as have ever been held. A draft's tokens beside their verification
+# cost little, since it is much smaller than its target.
+_LEVEL, _LEVEL_MOVES = 0.01, 0.05
+_TOKEN, _TOKEN_MOVES, _BEND = 0.001, 0.1, (0.05, 0.3)
+_DRAFTED, _DRAFTED_MOVES = 0.0005, 0.001
+_PREFILL, _PREFILL_MOVES = 0.02, 0.02
+_KV, _KV_MOVES = 0.2, 0.02
+_PASS_MOVES = 0.01
 TRIED = 6.0  # steps at a depth (or deeper) that make it known
 SATURATION = 1000.0  # steps of one key beyond which more of them say little: its mean wanders
-
-EffectKey = tuple[str, tuple[str, ...], int, int]  # kind, drafts, load, passes or prefill bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,9 @@ class CostPosterior:
 
     spec: PoolSpec
     loads: Loads
-    chain: Chain
-    mean: Array  # [dim]: by load the law and its shared and prefill effects, then all own effects
+    gaussian: Bordered
+    knots: Array  # tokens at which the curve's variables stand
+    mean: Array  # [dim]: by load the law and its shared and prefill effects, then all own effects, then the curve
     effects: dict[EffectKey, int]
     effect_sd: dict[str, float]
     noise: float
@@ -70,7 +81,7 @@ class CostPosterior:
 
     def sample(self, rng: np.random.Generator, size: int) -> "CostDraws":
         """`size` draws of the whole model."""
-        draws = self.chain.coloured(rng.standard_normal((len(self.mean), size)))
+        draws = self.gaussian.coloured(rng.standard_normal((len(self.mean), size)))
         draws += self.mean[:, None]
         return CostDraws(self, draws, rng)
 
@@ -87,9 +98,15 @@ class CostDraws:
         self._rng = rng
         self._draws = draws  # [dim, size]
         self._sizes = posterior.spec.loads
-        loads, width = len(posterior.spec.loads), posterior.chain.width
+        loads, width = len(posterior.spec.loads), posterior.gaussian.chain.width
         self.laws = draws[: loads * width].reshape(loads, width, -1)[:, : posterior.width]  # [loads, features, size]
         self._fresh: dict[EffectKey, Array] = {}
+
+    def curve(self, tokens: Array) -> Array:
+        """Draws [n, size] of the curve at those numbers of verified tokens [n]."""
+        knot, share = verification.weights(self.posterior.knots, tokens)
+        values = self._draws[-len(self.posterior.knots) :]
+        return np.asarray(values[knot[:, 0]] * share[:, :1] + values[knot[:, 1]] * share[:, 1:], dtype=np.float64)
 
     def effect(self, kind: str, drafts: tuple[str, ...], load: int, level: int) -> Array:
         """Draws [size] of one effect, seconds; `load` is an index."""
@@ -127,7 +144,7 @@ class CostDraws:
         """Draws [size] of the seconds of one step; x = (verified, prefill, kv, then per draft of the *pool*: drafted,
         passes)."""
         load = self.posterior.spec.load_index(batch)
-        linear = np.concatenate([[1.0], x]) @ self.laws[load]
+        linear = np.concatenate([[1.0], x]) @ self.laws[load] + self.curve(x[:1])[0]
         bucket = prefill_bucket(int(x[1]))
         extra = self.effect("prefill", (), load, bucket) if bucket else 0.0
         floor = 0.2 * self.posterior.loads.seconds[load]
@@ -164,41 +181,50 @@ def describe_loads(groups: list[Sums], spec: PoolSpec) -> Loads:
 
 
 def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array, Array]:
-    """Prior of the laws, weak at the lowest load and a random walk upwards: mean [p] and precision [p] of the first
-    one, precision [loads - 1, p] of each one's step to the next."""
+    """Prior of the laws, a random walk upwards from the lowest load: mean [p] and precision [p] of the first one,
+    precision [loads - 1, p] of each one's step to the next.
+
+    The curve prices a step by its verified tokens; a law only says how a load departs from that, so it moves little.
+    """
     p, count = 1 + SHARED + 2 * len(spec.drafts), len(spec.loads)
     step = float(loads.seconds[0])
     kv_scale = max(float(loads.kv.max(initial=0.0)), 1.0)
     mean, sd = np.zeros(p), np.zeros(p)
-    mean[:4] = 0.92 * step, 0.03 * step, 0.01 * step, 0.02 * step / kv_scale
-    sd[:4] = 0.5 * step, 0.05 * step, 0.02 * step, 0.2 * step / kv_scale
+    mean[2:4] = 0.01 * step, 0.02 * step / kv_scale
+    sd[:4] = _LEVEL * step, _TOKEN * step, _PREFILL * step, _KV * step / kv_scale
     for j, draft in enumerate(spec.drafts):
         price, doubt = PASS_PRICE[draft.kind]
-        mean[4 + 2 * j : 6 + 2 * j] = 0.0, price * step
-        sd[4 + 2 * j : 6 + 2 * j] = 0.01 * step, doubt * step
+        mean[5 + 2 * j] = price * step
+        sd[4 + 2 * j : 6 + 2 * j] = _DRAFTED * step, doubt * step
+    sizes = np.array(spec.loads[1:], dtype=np.float64)
+    here = loads.seconds[1:]
+    far = np.sqrt(np.log2(sizes / np.array(spec.loads[:-1])))  # octaves, as a random walk goes
     walk = np.empty((count - 1, p))
-    for at in range(1, count):
-        size, here = float(spec.loads[at]), float(loads.seconds[at])
-        octaves = np.log2(size / spec.loads[at - 1])
-        walk[at - 1, :4] = (
-            0.5 * here,
-            _BEND * min(0.05 * size**0.5, 0.3) * octaves**0.5 * here / size,
-            0.02 * here / size,
-            0.1 * here / kv_scale,
-        )
-        walk[at - 1, 4::2], walk[at - 1, 5::2] = 0.02 * here / size, 0.05 * here
-    return mean, 1.0 / sd**2, 1.0 / walk**2
+    walk[:, 0] = _LEVEL_MOVES * here
+    walk[:, 1] = _TOKEN_MOVES * np.minimum(_BEND[0] * sizes**0.5, _BEND[1]) * here / sizes
+    walk[:, 2] = _PREFILL_MOVES * here / sizes
+    walk[:, 3] = _KV_MOVES * here / kv_scale
+    walk[:, 4::2], walk[:, 5::2] = (_DRAFTED_MOVES * here / sizes)[:, None], (_PASS_MOVES * here)[:, None]
+    return mean, 1.0 / sd**2, 1.0 / (walk * far[:, None]) ** 2
 
 
 def relative_noise(groups: list[Sums]) -> float:
-    """Standard deviation of a step's seconds around its key's mean, relative to it, pooled over keys."""
+    """Standard deviation of a step's seconds around its key's line in the verified tokens, relative to the key's mean.
+
+    Pooled over keys. Rows differ within a key: what that does to the seconds is no noise.
+    """
     variance, weight = NOISE[0] ** 2 * NOISE[1], NOISE[1]
     for group in groups:
-        mean = group.seconds / group.n
-        scatter = np.maximum(group.seconds_sq - group.seconds * mean, 0.0) / mean**2
-        more = group.n > 1
-        variance += float(scatter[more].sum())
-        weight += float((group.n - 1)[more].sum())
+        mean, tokens = group.seconds / group.n, group.x[:, 0] / group.n
+        scatter = np.maximum(group.seconds_sq - group.seconds * mean, 0.0)
+        across = np.maximum(group.xx[:, 0, 0] - group.x[:, 0] * tokens, 0.0)
+        along = group.xy[:, 0] - group.seconds * tokens
+        sloped = across > 1e-6 * group.xx[:, 0, 0]
+        explained = np.where(sloped, along**2 / np.where(sloped, across, 1.0), 0.0)
+        freedom = group.n - 1.0 - sloped
+        more = freedom > 0
+        variance += float((np.maximum(scatter - explained, 0.0) / mean**2)[more].sum())
+        weight += float(freedom[more].sum())
     return float(np.clip(np.sqrt(variance / weight), NOISE[2], 1.0))
 
 
@@ -209,80 +235,21 @@ def _known(group: Sums, spec: PoolSpec) -> Sums:
     return group if len(rows) == len(group.keys) else Sums([group.keys[i] for i in rows], *(x[rows] for x in group[1:]))
 
 
-class _Layout:
-    """Where every effect stands: shared and prefill effects in their load's block behind the law, own ones behind all
-    blocks. Rows of all groups in turn: block, own [rows], columns [rows, columns] by group."""
-
-    def __init__(self, groups: list[Sums], spec: PoolSpec) -> None:
-        p, order = 1 + SHARED + 2 * len(spec.drafts), {draft.name: j for j, draft in enumerate(spec.drafts)}
-        sizes = spec.loads
-        local: list[dict[tuple[str, int], int]] = [{} for _ in sizes]
-        own: dict[EffectKey, int] = {}
-        self.own_load: list[int] = []
-        self.rows: list[tuple[Index, Index, Index]] = []  # by group: block, own, columns
-        laws: dict[tuple[str, ...], list[int]] = {}
-        for group in groups:
-            block, mine, columns = [], [], []
-            for drafts, batch, passes, prefill in group.keys:
-                load = spec.load_index(batch)
-                law = laws.get(drafts)
-                if law is None:
-                    features = [4 + 2 * order[name] + part for name in drafts for part in (0, 1)]
-                    law = laws[drafts] = [0, 1, 2, 3, *features]
-                here = local[load]
-                shared = here.setdefault(("shared", passes), p + len(here))
-                extra = here.setdefault(("prefill", prefill), p + len(here)) if prefill else -1
-                key = ("own", drafts, sizes[load], passes)
-                at = own.get(key)
-                if at is None:
-                    at = own[key] = len(own)
-                    self.own_load.append(load)
-                block.append(load)
-                mine.append(at)
-                columns.append([*law, shared, extra])
-            self.rows.append((np.array(block), np.array(mine), np.array(columns)))
-        self.width = p + max(map(len, local))
-        behind = len(local) * self.width
-        self.effects: dict[EffectKey, int] = {
-            (kind, (), sizes[load], level): load * self.width + at
-            for load, here in enumerate(local)
-            for (kind, level), at in here.items()
-        }
-        self.effects |= {key: behind + at for key, at in own.items()}
-
-
 def fit(groups: list[Sums], spec: PoolSpec, effect_sd: dict[str, float]) -> CostPosterior:
     """The posterior from blended sums. `effect_sd` is the last fit's, relative to a step; the result holds the new."""
     groups = [kept for group in groups if (kept := _known(group, spec)).keys]
     loads = describe_loads(groups, spec)
-    layout = _Layout(groups, spec)
+    layout = Layout(groups, spec)
     first, certainty, walk = _prior(spec, loads)
     count, p, m, owns = len(spec.loads), len(first), layout.width, len(layout.own_load)
     noise = relative_noise(groups)
-    blocks, rhs = np.zeros((count, m + 1, m + 1)), np.zeros((count, m + 1))
-    cross, own, own_rhs = np.zeros((owns, m + 1)), np.zeros(owns), np.zeros(owns)
-    for group, (block, mine, places) in zip(groups, layout.rows, strict=True):
-        # One row's features: those of the law, then a 1 for the shared and for the prefill effect. Where a row has no
-        # prefill its last column is the block's last, -1, which is cut off below.
-        columns = np.where(places < 0, m, places)
-        n, total = group.n, group.seconds
+    knots = verification.knots(spec.max_batch * (1 + spec.positions))
+    at_knot = np.minimum(np.searchsorted(spec.loads, knots, side="right"), count) - 1
+    equations = Equations(layout, count, knots, *verification.prior(knots, loads.seconds[at_knot]))
+    for group, rows in zip(groups, layout.rows, strict=True):
         # A step a thousand times shorter than others is no step, and must not outweigh them by a million.
-        mean = np.maximum(total / n, _SHORTEST * loads.seconds.max())
-        weight = 1.0 / ((noise * mean) ** 2 * (1.0 + n / SATURATION))
-        x = np.column_stack([n, group.x, n, n]) * weight[:, None]
-        y = np.column_stack([total, group.xy, total, total]) * weight[:, None]
-        d = group.x.shape[1] + 1
-        square = np.empty((len(n), d + 2, d + 2))
-        square[:, 1:d, 1:d] = weight[:, None, None] * group.xx
-        for ones in (0, d, d + 1):
-            square[:, ones] = square[:, :, ones] = x
-        at = block[:, None] * (m + 1) + columns
-        _add(blocks, at[:, :, None] * (m + 1) + columns[:, None, :], square)
-        _add(rhs, at, y)
-        _add(cross, mine[:, None] * (m + 1) + columns, x)
-        _add(own, mine, x[:, 0])
-        _add(own_rhs, mine, y[:, 0])
-    blocks, rhs, cross = blocks[:, :m, :m], rhs[:, :m], cross[:, :m]
+        mean = np.maximum(group.seconds / group.n, _SHORTEST * loads.seconds.max())
+        equations.add(group, rows, 1.0 / ((noise * mean) ** 2 * (1.0 + group.n / SATURATION)))
     kinds = np.array([key[0] for key in layout.effects], dtype=object)
     where = np.array(list(layout.effects.values()), dtype=np.intp)
     scale = np.array([loads.seconds[spec.load_index(key[2])] for key in layout.effects])
@@ -293,24 +260,17 @@ def fit(groups: list[Sums], spec: PoolSpec, effect_sd: dict[str, float]) -> Cost
     diagonal[0, :p] = certainty
     diagonal[:-1, :p] += walk
     diagonal[1:, :p] += walk
-    blocks[:, np.arange(m), np.arange(m)] += diagonal
     # The random walk's prior mean is the same at every load: its steps add nothing to the right-hand side.
-    rhs[0, :p] += certainty * first
-    chain = Chain(blocks, walk, cross, own + precision[count * m :], np.array(layout.own_load, dtype=np.intp))
-    mean = chain.mean(rhs, own_rhs)
+    gaussian, rhs = equations.gaussian(diagonal, walk, precision[count * m :], certainty * first)
+    mean = gaussian.mean(*rhs)
     new_sd = dict(effect_sd)
     if layout.effects:
-        moment = (mean**2 + chain.variance())[where] / scale**2
+        moment = (mean**2 + gaussian.variance())[where] / scale**2
         for kind, (prior, low, high) in EFFECT_SD.items():
             seen = moment[kinds == kind]
             variance = (_EFFECT_PRIOR * prior**2 + float(seen.sum())) / (_EFFECT_PRIOR + len(seen))
             new_sd[kind] = float(np.clip(np.sqrt(variance), low, high))
-    return CostPosterior(spec, loads, chain, mean, layout.effects, new_sd, noise, *_experience(groups, spec))
-
-
-def _add(table: Array, at: Index, values: Array) -> None:
-    """Add values to a table's flat places; places may repeat. Much faster than np.add.at."""
-    table += np.bincount(at.ravel(), values.ravel(), table.size).reshape(table.shape)
+    return CostPosterior(spec, loads, gaussian, knots, mean, layout.effects, new_sd, noise, *_experience(groups, spec))
 
 
 def _experience(groups: list[Sums], spec: PoolSpec) -> tuple[Array, Array, Array]:

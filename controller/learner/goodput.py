@@ -2,11 +2,14 @@
 
 A choice gives every context of the batch a draft and a K. Goodput is a ratio of sums, tokens / seconds:
 
-    N = sum_c n_c E_c(draft, K),     D = plain + sum_c n_c slope[draft] K + sum_j fixed[j, largest K on j]
+    N = sum_c n_c E_c(draft, K),
+    D = plain + verify(sum_c n_c K) + sum_c n_c slope[draft] K + sum_j fixed[j, largest K on j]
 
-With one draft j in the batch and K capped at M the maximisation of N - lambda D falls apart by context, so all (j, M)
-are enumerated exactly, inside Dinkelbach's iteration on lambda (Dinkelbach 1967, On nonlinear fractional programming).
-Batches that mix drafts are reached from there, and from every context's own best, by coordinate ascent on N / D.
+With one draft j in the batch, K capped at M and verification at mu a token the maximisation of N - lambda D falls apart
+by context, so all (j, M) are enumerated exactly, inside Dinkelbach's iteration on lambda (Dinkelbach 1967, On nonlinear
+fractional programming). mu is the slope of `verify` at the choice it leads to: found by bisection, since a dearer token
+makes for fewer of them. Batches that mix drafts are reached from there, and from every context's own best, by
+coordinate ascent on N / D, in which verification is priced along its curve.
 
 Arrays: C contexts, Kn values of K (index 0 is K = 0; a level is such an index), J drafts, S draws, in this order:
 tokens [C, Kn, J, S], prices [Kn, J, S]. Draws stand last, so that every operation runs along them without a break, and
@@ -25,6 +28,7 @@ from controller.learner.prices import CHEAPEST, Prices, Single
 
 Level = NDArray[np.intp]
 _ROUNDS = 8  # of Dinkelbach: it converges superlinearly, usually in two or three
+_NEAR = 0.1  # of the range of a token's prices: as near as one is looked for
 _SWEEPS = 2  # of coordinate ascent: a third one adds a hundredth of a percent
 _BLOCK = 1 << 17  # numbers handled at once: 512 KiB
 _NEVER = -1e9  # net tokens of an arm that must not be played
@@ -96,7 +100,8 @@ def evaluate(prices: Prices, rows: Single, tokens: Single, k: Single, choice: Ch
     paid = rows @ (prices.slope[choice.draft, si] * k[choice.level])
     top = levels_of(*choice, j).max(axis=0)
     passes = prices.fixed[top, np.arange(j)[:, None], si].sum(axis=0)
-    return earned, np.maximum(prices.plain + paid + passes, np.float32(CHEAPEST) * prices.plain)
+    verified = prices.verify(rows @ k[choice.level])
+    return earned, np.maximum(prices.plain + paid + verified + passes, np.float32(CHEAPEST) * prices.plain)
 
 
 def levels_of(draft: Level, level: Level, drafts: int) -> NDArray[np.uint8]:
@@ -137,9 +142,9 @@ class Passes:
             self._top[at] = level
 
 
-def per_token(prices: Prices, k: Single) -> Single:
-    """Seconds of the drafted tokens of one row, [Kn, J, S]."""
-    return np.asarray(k[:, None, None] * prices.slope, dtype=np.float32)
+def per_token(slope: Single, k: Single) -> Single:
+    """Seconds of the drafted tokens of one row at `slope` [J, S] each, [Kn, J, S]."""
+    return np.asarray(k[:, None, None] * slope, dtype=np.float32)
 
 
 def best_single_draft(
@@ -157,28 +162,40 @@ def best_single_draft(
     draft, level = np.zeros((c, s), dtype=np.intp), np.zeros((c, s), dtype=np.intp)
     live = np.arange(s)
     part, mine = prices, tokens
+    rises = np.diff(prices.curve, axis=0) / np.float32(prices.grain)
+    low, high = rises.min(axis=0), rises.max(axis=0)
+    near = np.float32(_NEAR) * (high - low) + np.float32(1e-12)
+    reached = np.zeros(s, dtype=np.float32)
     for _ in range(_ROUNDS):
-        chosen = _priced(part, rows, mine, k, allowed, ratio[live])
+        mu = (low + high) / 2
+        chosen = _priced(part, rows, mine, k, allowed, ratio[live], mu)
         earned, spent = evaluate(part, rows, mine, k, chosen)
-        draft[:, live], level[:, live] = chosen
         new = earned / spent
+        better = new > reached[live]
+        at = live[better]
+        draft[:, at], level[:, at] = chosen.draft[:, better], chosen.level[:, better]
+        reached[at] = new[better]
+        dear = part.marginal(rows @ k[chosen.level]) > mu
+        low, high = np.where(dear, mu, low), np.where(dear, high, mu)
         risen = new > ratio[live] * np.float32(1 + 1e-4)
         ratio[live] = np.where(risen, new, ratio[live])
-        left = np.flatnonzero(risen)
+        left = np.flatnonzero(risen | (high - low > near))
         if not len(left):
             break
         if len(left) < len(live):
-            live = live[left]
-            part, mine = Prices(*(array.take(left, axis=-1) for array in part)), mine.take(left, axis=-1)
+            live, low, high, near = live[left], low[left], high[left], near[left]
+            part, mine = part.some(left), mine.take(left, axis=-1)
     return Choice(draft, level)
 
 
 def _priced(
-    prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_], ratio: Single
+    prices: Prices, rows: Single, tokens: Single, k: Single, allowed: NDArray[np.bool_], ratio: Single, mu: Single
 ) -> Choice:
-    """Maximise N - ratio * D over one draft and a cap M on K: by context the best level up to M, passes of M paid."""
+    """Maximise N - ratio * D over one draft and a cap M on K: by context the best level up to M, passes of M paid.
+
+    mu [S]: seconds of verifying a drafted token."""
     c, count, j, s = tokens.shape
-    dear = per_token(prices, k) * ratio
+    dear = per_token((prices.slope + mu) * ratio, k)
     upto = prices.fixed * -ratio  # [M, J, S]
     for block in blocks(c, tokens[0].size):
         net = tokens[block] - dear
@@ -213,7 +230,7 @@ def _ascend(
             break
         if len(moved) < len(live):
             live = live[moved]
-            prices, tokens = Prices(*(array.take(moved, axis=-1) for array in prices)), tokens.take(moved, axis=-1)
+            prices, tokens = prices.some(moved), tokens.take(moved, axis=-1)
     return Choice(draft, level)
 
 
@@ -224,10 +241,11 @@ def _sweep(
     draft, level = choice
     c, count, j, s = tokens.shape
     si, ci = np.arange(s), np.arange(c)[:, None]
-    row, forbidden = per_token(prices, k), [np.flatnonzero(~one) for one in allowed.reshape(c, -1)]
+    row, forbidden = per_token(prices.slope, k), [np.flatnonzero(~one) for one in allowed.reshape(c, -1)]
     own = rows[:, None] * tokens[ci, level, draft, si]
     own_paid = rows[:, None] * row[level, draft, si]
-    earned, paid = own.sum(axis=0), own_paid.sum(axis=0)
+    own_drafted = rows[:, None] * k[level]
+    earned, paid, drafted = own.sum(axis=0), own_paid.sum(axis=0), own_drafted.sum(axis=0)
     levels = levels_of(draft, level, j)
     moved = np.zeros(s, dtype=bool)
     floor = np.float32(CHEAPEST) * prices.plain
@@ -241,13 +259,17 @@ def _sweep(
         passes.show(np.maximum.reduce(levels, axis=0))
         earned -= own[at]
         paid -= own_paid[at]
+        drafted -= own_drafted[at]
         # Goodput of the batch by arm of this context, numerator and denominator by row of it.
         np.multiply(passes.excess, share, out=seconds)
         seconds += row
         by_draft[0] = (prices.plain + paid + np.add.reduce(passes.passed, axis=0)) * share
         by_draft[1] = earned * share
         by_draft[2] = floor * share
-        seconds += by_draft[0]
+        verified = prices.verify(drafted + (rows[at] * k)[:, None])
+        verified *= share
+        verified += by_draft[0, 0]
+        seconds += verified[:, None]
         np.maximum(seconds, by_draft[2], out=seconds)
         np.add(tokens[at], by_draft[1], out=value)
         value /= seconds
@@ -262,9 +284,11 @@ def _sweep(
             level[at] = np.where(better, new_level, level[at])
             own[at] = rows[at] * tokens[at, level[at], draft[at], si]
             own_paid[at] = rows[at] * row[level[at], draft[at], si]
+            own_drafted[at] = rows[at] * k[level[at]]
         levels[at, draft[at], si] = level[at]
         earned += own[at]
         paid += own_paid[at]
+        drafted += own_drafted[at]
     return moved
 
 
@@ -273,14 +297,14 @@ def best_choice(prices: Prices, rows: Single, tokens: Single, k: Single, allowed
 
     K = 0 is always allowed.
     """
-    c, _, j, s = tokens.shape
+    c, _, _, s = tokens.shape
     allowed = allowed.copy()
     allowed[:, 0] = True
     # Every context's own best, as if all rows of the batch were its own.
-    price = per_token(prices, k)
-    price *= rows.sum()
+    price = per_token(prices.slope * rows.sum(), k)
     price += prices.fixed
-    price += prices.plain
+    together = np.repeat((rows.sum() * k)[:, None], s, axis=1)
+    price += (prices.verify(together) + prices.plain)[:, None]
     np.maximum(price, np.float32(CHEAPEST) * prices.plain, out=price)
     np.reciprocal(price, out=price)
     draft, level = np.empty((c, s), dtype=np.intp), np.empty((c, s), dtype=np.intp)
@@ -295,4 +319,4 @@ def best_choice(prices: Prices, rows: Single, tokens: Single, k: Single, allowed
     single = best_single_draft(prices, rows, tokens, k, allowed, reached)
     better = np.divide(*evaluate(prices, rows, tokens, k, single)) < reached
     start = Choice(np.where(better, mixed.draft, single.draft), np.where(better, mixed.level, single.level))
-    return start if j == 1 else _ascend(prices, rows, tokens, k, allowed, start)
+    return _ascend(prices, rows, tokens, k, allowed, start)

@@ -187,9 +187,9 @@ class Learner:
         """
         followed, batches = self._followed(), steps / rows
         new = batches[..., None] * followed
-        lost = new * shortfall + self.recent * (shortfall - self.judged)
+        lost = new * shortfall + self.recent * (np.maximum(shortfall, 0.0) - np.maximum(self.judged, 0.0))
         self.gate.charge(batches.sum(axis=1), lost.sum(axis=(1, 2)))
-        self.recent = self.recent * 0.5 ** (batches / _HINDSIGHT)[..., None] + new
+        self.recent = self.recent * 0.5 ** (batches.sum(axis=1) / _HINDSIGHT)[:, None, None] + new
         self.played = 0.999 * self.played + steps[..., None] * followed
         self.judged = shortfall
 

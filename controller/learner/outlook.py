@@ -80,9 +80,9 @@ def outlook(
     n = tokens.shape[3]
     for at in range(0, n, _PORTION):
         part = slice(at, at + _PORTION)
-        some, mine, out = Prices(*(array[..., part] for array in prices)), tokens[..., part], gain[..., part]
+        some, mine, out = prices, tokens, gain[..., part]
         if n > _PORTION:
-            some, mine = Prices(*map(np.ascontiguousarray, some)), np.ascontiguousarray(mine)
+            some, mine = prices.some(part), np.ascontiguousarray(tokens[..., part])
         _price(some, rows.astype(np.float32), core, mine, k, allowed.transpose(0, 2, 1), out, sums)
     means = {
         name: (np.moveaxis(total, 1, 2).copy() if total.ndim == 3 else total) / n for name, total in vars(sums).items()
@@ -97,6 +97,14 @@ def outlook(
     )  # fmt: skip
 
 
+class _Rest(NamedTuple):
+    """The rest of the batch, by draw [S]: its tokens, seconds of its drafted tokens (by draft), drafted tokens."""
+
+    earned: Single
+    paid: Single
+    drafted: Single
+
+
 def _price(
     prices: Prices,
     rows: Single,
@@ -109,8 +117,8 @@ def _price(
 ) -> None:
     """Fill in gains and add to the sums, for one portion of draws; allowed [C, Kn, J]."""
     c, _, j, s = tokens.shape
-    each, nothing = per_token(prices, k), np.zeros(s, dtype=np.float32)
-    passes, earned, paid = Passes(prices.fixed), nothing, nothing
+    each, nothing = per_token(prices.slope, k), np.zeros(s, dtype=np.float32)
+    passes, rest = Passes(prices.fixed), _Rest(nothing, nothing, nothing)
     members, si = np.flatnonzero(core), np.arange(s)
     if len(members):
         inside = tokens if len(members) == c else tokens[members]
@@ -118,27 +126,28 @@ def _price(
         nth = np.arange(len(members))[:, None]
         own = rows[members, None] * inside[nth, level, draft, si]
         own_paid = rows[members, None] * each[level, draft, si]
-        earned, paid = own.sum(axis=0), own_paid.sum(axis=0)
+        own_drafted = rows[members, None] * k[level]
+        rest = _Rest(own.sum(axis=0), own_paid.sum(axis=0), own_drafted.sum(axis=0))
         levels = levels_of(draft, level, j)
         for i, at in enumerate(members.tolist()):
             held = levels[i].copy()
             levels[i] = 0
             passes.show(np.maximum.reduce(levels, axis=0))
-            one = slice(at, at + 1)
-            _answer(prices, each, float(rows[at]), passes, earned - own[i], paid - own_paid[i], tokens, one, gain, sums)
+            others = _Rest(rest.earned - own[i], rest.paid - own_paid[i], rest.drafted - own_drafted[i])
+            _answer(prices, each, float(rows[at]), k, passes, others, tokens, slice(at, at + 1), gain, sums)
             levels[i] = held
         passes.show(np.maximum.reduce(levels, axis=0))
     if len(members) < c:
-        _answer(prices, each, 1.0, passes, earned, paid, tokens, np.flatnonzero(~core), gain, sums)
+        _answer(prices, each, 1.0, k, passes, rest, tokens, np.flatnonzero(~core), gain, sums)
 
 
 def _answer(
     prices: Prices,
     each: Single,
     rows: float,
+    k: Single,
     passes: Passes,
-    earned: Single,
-    paid: Single,
+    rest: _Rest,
     tokens: Single,
     contexts: slice | Index,
     gain: Single,
@@ -146,35 +155,37 @@ def _answer(
 ) -> None:
     """Price the arms of contexts that all have so many rows and the same rest of the batch.
 
-    The rest: its tokens and seconds of drafted tokens [S], and its passes. Here tokens and seconds are by row of the
-    context, so that each's seconds [Kn, J, S] need no further factor.
+    Here tokens and seconds are by row of the context, so that each's seconds [Kn, J, S] need no further factor.
     """
     plain, share = prices.plain, np.float32(1.0 / rows)
     count, j, s = each.shape
     floor = np.float32(CHEAPEST) * plain
-    base = plain + paid + np.add.reduce(passes.passed, axis=0)
-    idle = np.maximum(base, floor)
-    still = (earned + np.float32(rows)) / idle
+    base = plain + rest.paid + np.add.reduce(passes.passed, axis=0)
+    verified = prices.verify(rest.drafted + (np.float32(rows) * k)[:, None])
+    idle = np.maximum(base + verified[0], floor)
+    still = (rest.earned + np.float32(rows)) / idle
     part = plain / idle
     # What is the same for all drafts, in full: numpy is twice as fast where it need not repeat rows of draws.
-    full = np.empty((4, j, s), dtype=np.float32)
-    for row, values in zip(full, (base * share, floor * share, 1 / still, earned * share), strict=True):
+    full = np.empty((3, j, s), dtype=np.float32)
+    for row, values in zip(full, (floor * share, 1 / still, rest.earned * share), strict=True):
         row[:] = values
+    verified += base
+    verified *= share
     seconds = passes.excess * share
     seconds += each
-    seconds += full[0]
-    np.maximum(seconds, full[1], out=seconds)
+    seconds += verified[:, None]
+    np.maximum(seconds, full[0], out=seconds)
     sums.seconds[contexts] += (seconds.reshape(-1, s) @ np.ones_like(plain)).reshape(count, j) * rows
     once = np.array([part, part * part, still, idle]).sum(axis=1, dtype=np.float64).tolist()
     for total, value in zip((sums.idle, sums.idle_sq, sums.still, sums.idle_seconds), once, strict=True):
         total[contexts] += value
     speed = np.reciprocal(seconds, out=seconds)
-    over = speed * full[2]
+    over = speed * full[1]
     own = plain * share
     own_sq = own * own
     for block in [contexts] if isinstance(contexts, slice) else [contexts[b] for b in blocks(len(contexts), each.size)]:
         here = tokens[block]
-        found = here + full[3]
+        found = here + full[2]
         found *= over
         gain[block] = found
         shape, flat = found.shape[:3], found.reshape(-1, s)

@@ -21,7 +21,7 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 async def api(client: "Redis", server: str) -> AsyncIterator[httpx.AsyncClient]:
     """The application on a real server, asked through ASGI."""
     app = create_app(
-        ControllerSettings(redis_url=server, draws=32, seed=1, decide_seconds=0.05, policy_seconds=60, lease_seconds=1)
+        ControllerSettings(redis_url=server, draws=32, seed=1, decide_seconds=0.05, policy_seconds=60, lease_seconds=30)
     )
     async with app.router.lifespan_context(app):
         # What a client sees when a route fails is the point; the exception itself goes to the log.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from controller.learner.chain import Chain
+from controller.learner.chain import Bordered, Chain
 
 NONE = np.zeros(0, dtype=np.intp)
 
@@ -25,5 +25,14 @@ def test_a_hanging_variable_that_takes_all_of_a_block_s_precision_is_no_error(le
     chain = Chain(
         np.array([[[1e20 + left]]]), np.zeros((0, 1)), np.array([[1e10]]), np.ones(1), np.zeros(1, dtype=np.intp)
     )
-    assert np.isfinite(chain.mean(np.ones((1, 1)), np.ones(1))).all()
+    assert np.isfinite(chain.solve(np.ones((1, 1, 1)), np.ones((1, 1)))).all()
     assert (chain.variance() > 0).all()
+
+
+def test_a_border_that_leaves_nothing_of_its_own_precision_is_no_error() -> None:
+    """The border's variable is seen only with the chain's, with weight 1e20: of 1e20 - 1e20 nothing is left."""
+    chain = Chain(np.array([[[1e20 + 1.0]]]), np.zeros((0, 1)), np.zeros((0, 1)), np.zeros(0), NONE)
+    both = Bordered(chain, np.array([[[1e20]]]), np.zeros((0, 1)), np.array([[1e20]]))
+    assert np.isfinite(both.mean(np.ones((1, 1)), np.zeros(0), np.ones(1))).all()
+    assert (both.variance() > 0).all()
+    assert np.isfinite(both.coloured(np.ones((2, 3)))).all()

@@ -1,15 +1,16 @@
 """The cost model against direct normal equations, and on the shapes real machines show."""
 
 from itertools import product
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
 
-from controller.learner import cost
+from controller.learner import cost, verification
 from controller.learner.config import PoolSpec
-from controller.learner.prices import prices_at, repaired
-from controller.learner.steps import StepEvidence, Sums
+from controller.learner.prices import Prices, prices_at, repaired
+from controller.learner.steps import StepEvidence
 from engine.link.messages import CostCell, DraftInfo
 from tests.learner.world import cost_cell
 
@@ -33,89 +34,150 @@ def step(rows: int, k: int, draft: str | None, kv: float = 500.0) -> np.ndarray:
     return np.array([rows * (k + 1), 0.0, kv, *own])
 
 
-def test_the_mean_solves_the_normal_equations_built_step_by_step() -> None:
-    """One load, no draft: rebuild precision and right-hand side from the single steps with an explicit design."""
+class Kind(NamedTuple):
+    """Steps of one kind: seconds and features of each."""
+
+    drafts: tuple[str, ...]
+    batch: int
+    passes: int
+    prefill: int
+    seconds: np.ndarray  # [n]
+    x: np.ndarray  # [n, features]
+
+    def cell(self) -> CostCell:
+        steps = list(zip(self.seconds.tolist(), self.x, strict=True))
+        return msgspec.structs.replace(cost_cell(self.drafts, self.batch, self.passes, steps), prefill=self.prefill)
+
+
+def test_one_load_without_a_draft_is_solved_exactly_and_its_noise_is_the_scatter() -> None:
     spec = PoolSpec((), (), 1)
     rng = np.random.default_rng(0)
     kv = rng.uniform(100, 900, 50)
     y = 0.02 + 1e-5 * kv + rng.normal(0, 1e-3, 50)
-    found = posterior(
-        [cost_cell((), 1, 0, [(s, np.array([1.0, 0.0, v])) for s, v in zip(y, kv, strict=True)])], spec, 1
-    )
-    mean_y = y.mean()
-    noise = np.sqrt((cost.NOISE[0] ** 2 * 20 + ((y - mean_y) ** 2).sum() / mean_y**2) / (20 + 49))
+    kind = Kind((), 1, 0, 0, y, np.column_stack([np.ones(50), np.zeros(50), kv]))
+    found = posterior([kind.cell()], spec, 1)
+    noise = np.sqrt((cost.NOISE[0] ** 2 * 20 + ((y - y.mean()) ** 2).sum() / y.mean() ** 2) / (20 + 49))
     assert found.noise == pytest.approx(noise)
-    design = np.column_stack([np.ones(50), np.ones(50), np.zeros(50), kv, np.ones(50), np.ones(50)])  # law, 2 effects
-    w = 1 / ((noise * mean_y) ** 2 * (1 + 50 / cost.SATURATION))
-    scale = kv.mean()
-    sd = np.array([0.5, 0.05, 0.02, 0.2 / scale, SDS["shared"], SDS["own"]]) * mean_y
-    prior = np.array([0.92, 0.03, 0.01, 0.02 / scale, 0, 0]) * mean_y
-    exact = np.linalg.solve(w * design.T @ design + np.diag(1 / sd**2), w * design.T @ y + prior / sd**2)
-    np.testing.assert_allclose(found.mean, exact, rtol=1e-6)
-    covariance = np.linalg.inv(w * design.T @ design + np.diag(1 / sd**2))
-    root = found.chain.coloured(np.eye(6))
-    np.testing.assert_allclose(root @ root.T, covariance, rtol=1e-5, atol=1e-18)
+    precision, rhs = dense([kind], found)
+    covariance = np.linalg.inv(precision)
+    np.testing.assert_allclose(found.mean, covariance @ rhs, rtol=1e-6)
+    root = found.gaussian.coloured(np.eye(len(rhs)))
+    np.testing.assert_allclose(root @ root.T, covariance, rtol=1e-5, atol=1e-14)
 
 
 def test_solved_load_by_load_the_posterior_is_that_of_one_dense_matrix() -> None:
-    """Three loads, two drafts, prefill in some steps: the precision of all coefficients written out and inverted."""
+    """Three loads, two drafts, prefill in some steps, tokens that vary within a cell: the precision of all coefficients
+    summed up step by step and inverted."""
     spec = PoolSpec(SPEC.drafts, SPEC.k_values, 4)
     rng = np.random.default_rng(1)
-    cells = []
+    kinds = []
     for rows, draft, k, prefill in product((1, 4), ("ngram", "small"), (0, 1, 3), (0, 100)):
         x = step(rows, k, draft)
         x[1] = prefill
         seconds = 0.02 + 1e-4 * prefill + 1e-3 * k + rng.normal(0, 1e-3, 20)
-        cell = cost_cell((draft,) if k else (), rows, k, [(s, x + rng.uniform(0, 0.1, len(x))) for s in seconds])
-        cells.append(msgspec.structs.replace(cell, prefill=64 if prefill else 0))
+        steps = x + rng.uniform(0, 0.1, (20, len(x)))
+        steps[:, 0] += rng.integers(0, 3, 20)
+        kinds.append(Kind((draft,) if k else (), rows, k, 64 if prefill else 0, seconds, steps))
     store = StepEvidence(1e6, 1e7, share=0.1)
-    store.observe("e", 0.0, cells)
-    groups = store.gather(0.0, 1e9)
-    found = cost.fit(groups, spec, SDS)
-    precision, rhs = dense(groups, found)
+    store.observe("e", 0.0, [kind.cell() for kind in kinds])
+    found = cost.fit(store.gather(0.0, 1e9), spec, SDS)
+    precision, rhs = dense(kinds, found)
     covariance = np.linalg.inv(precision)
     sd = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose(found.mean / sd, covariance @ rhs / sd, atol=1e-6)
-    root = found.chain.coloured(np.eye(len(sd)))
+    root = found.gaussian.coloured(np.eye(len(sd)))
     np.testing.assert_allclose(root @ root.T / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=1e-6)
-    np.testing.assert_allclose(found.chain.variance(), sd**2, rtol=1e-6)
+    np.testing.assert_allclose(found.gaussian.variance(), sd**2, rtol=1e-6)
 
 
-def dense(groups: list[Sums], found: cost.CostPosterior) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and right-hand side of the model, row by row, in the posterior's order of coefficients."""
-    spec, p, block = found.spec, found.width, found.chain.width
-    sizes = spec.loads
-    precision, rhs = np.zeros((len(found.mean), len(found.mean))), np.zeros(len(found.mean))
+def dense(kinds: list[Kind], found: cost.CostPosterior) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and right-hand side of the model, step by step, in the posterior's order of coefficients."""
+    spec, p, block = found.spec, found.width, found.gaussian.chain.width
+    sizes, knots = spec.loads, found.knots
+    size, curve = len(found.mean), len(found.mean) - len(knots)
+    precision, rhs = np.zeros((size, size)), np.zeros(size)
     mean, certainty, walk = cost._prior(spec, found.loads)
     at = np.arange(p)
     precision[at, at] += certainty
     rhs[at] += certainty * mean
     for load in range(1, len(sizes)):
-        step_up = np.zeros((p, len(rhs)))
+        step_up = np.zeros((p, size))
         step_up[at, load * block + at], step_up[at, (load - 1) * block + at] = 1.0, -1.0
         precision += step_up.T @ (walk[load - 1][:, None] * step_up)
-    for (kind, _, size, _), place in found.effects.items():
-        precision[place, place] += 1.0 / (SDS[kind] * found.loads.seconds[sizes.index(size)]) ** 2
+    for (kind, _, batch, _), place in found.effects.items():
+        precision[place, place] += 1.0 / (SDS[kind] * found.loads.seconds[sizes.index(batch)]) ** 2
+    usual = [found.loads.seconds[spec.load_index(int(min(t, spec.max_batch)))] for t in knots]
+    precision[curve:, curve:], rhs[curve:] = verification.prior(knots, np.array(usual))
     names = [draft.name for draft in spec.drafts]
-    for group in groups:
-        for i, (drafts, batch, passes, prefill) in enumerate(group.keys):
-            law = [0, 1, 2, 3, *(4 + 2 * names.index(name) + part for name in drafts for part in (0, 1))]
-            keys = [("shared", (), batch, passes), ("own", drafts, batch, passes), ("prefill", (), batch, prefill)]
-            places = [spec.load_index(batch) * block + a for a in law] + [
-                found.effects[k] for k in keys if k[3] or k[0] != "prefill"
-            ]
-            n, ones = group.n[i], len(places) - len(law)
-            sums = np.concatenate([[n], group.x[i], [n] * ones])
-            square = np.zeros((len(places), len(places)))
-            square[1 : len(law), 1 : len(law)] = group.xx[i]
-            for one in (0, *range(len(law), len(places))):
-                square[one] = square[:, one] = sums
-            w = 1.0 / ((found.noise * group.seconds[i] / n) ** 2 * (1.0 + n / cost.SATURATION))
-            precision[np.ix_(places, places)] += w * square
-            rhs[places] += w * np.concatenate([[group.seconds[i]], group.xy[i], [group.seconds[i]] * ones])
+    merged: dict[tuple[object, ...], Kind] = {}  # plain steps of both drafts are one kind
+    for one in kinds:
+        other = merged.setdefault(one[:4], one)
+        if other is not one:
+            seconds, x = np.concatenate([other.seconds, one.seconds]), np.concatenate([other.x, one.x])
+            merged[one[:4]] = one._replace(seconds=seconds, x=x)
+    for drafts, batch, passes, prefill, seconds, steps in merged.values():
+        law = [0, 1, 2, 3, *(4 + 2 * names.index(name) + part for name in drafts for part in (0, 1))]
+        keys = [("shared", (), batch, passes), ("own", drafts, batch, passes), ("prefill", (), batch, prefill)]
+        effects = [found.effects[k] for k in keys if k[3] or k[0] != "prefill"]
+        n, tokens = len(seconds), steps[:, 0]
+        half = max(float(tokens.std()), 0.25 + 0.01 * float(tokens.mean()))
+        ends = tokens.mean() - half, tokens.mean() + half
+        w = 1.0 / ((found.noise * seconds.mean()) ** 2 * (1.0 + n / cost.SATURATION))
+        for y, x in zip(seconds, steps, strict=True):
+            z = np.zeros(size)
+            z[[spec.load_index(batch) * block + a for a in law]] = np.concatenate([[1.0], x])
+            z[effects] = 1.0
+            # Where the step lies on the secant, and the secant's ends between the knots.
+            upper = (x[0] - ends[0]) / (ends[1] - ends[0])
+            for share, end in ((1.0 - upper, ends[0]), (upper, ends[1])):
+                nth = min(max(int((knots <= end).sum()) - 1, 0), len(knots) - 2)
+                part = (end - knots[nth]) / (knots[nth + 1] - knots[nth])
+                z[curve + nth] += share * (1.0 - part)
+                z[curve + nth + 1] += share * part
+            precision += w * np.outer(z, z)
+            rhs += w * z * y
     unused = np.flatnonzero(np.diag(precision) == 0)  # columns of a block that its load has no use for
     precision[unused, unused] = 1.0
     return precision, rhs
+
+
+def together(prices: Prices, rows: float, k: int, draft: int) -> np.ndarray:
+    """Seconds of a step in which all rows draft K tokens with one draft, by draw."""
+    drafted = np.full(len(prices.plain), rows * k, dtype=np.float32)
+    return np.asarray(prices.plain + prices.verify(drafted) + drafted * prices.slope[draft] + prices.fixed[k, draft])
+
+
+def under_a_roof(rng: np.random.Generator, roof: int, kinds: list[tuple[int, int]]) -> list[CostCell]:
+    """40 steps each of kinds (rows, K): 20 ms up to `roof` verified tokens, in proportion to them beyond."""
+    cells = []
+    for rows, k in kinds:
+        seconds = 0.02 * max(1.0, rows * (k + 1) / roof) * np.exp(rng.normal(0, 0.03, 40))
+        steps = [(one, step(rows, k, "ngram", 50.0 * rows)) for one in seconds.tolist()]
+        cells.append(cost_cell(("ngram",) if k else (), rows, k, steps))
+    return cells
+
+
+def test_what_was_seen_at_one_load_prices_another_by_its_tokens() -> None:
+    """Batches of 32 have drafted up to 8 tokens a row, those of 64 and 128 none: yet it is known that K = 1 costs a
+    batch of 64 nothing (128 tokens), and batches of 128 and 64 dear where that makes 256 tokens."""
+    spec = PoolSpec(SPEC.drafts, SPEC.k_values, 128)
+    kinds = [*((32, k) for k in range(9)), (64, 0), (128, 0)]
+    found = posterior(under_a_roof(np.random.default_rng(11), 128, kinds), spec)
+    for rows, k, expected in ((64, 1, 0.02), (128, 1, 0.04), (64, 3, 0.04)):
+        prices = prices_at(found.centre(), spec.load_index(rows), spec.ks)
+        assert together(prices, rows, k, 0)[0] == pytest.approx(expected, rel=0.1), (rows, k)
+
+
+def test_verification_is_priced_along_its_curve_not_along_a_chord() -> None:
+    """A batch of 64, with a roof at 256 tokens: a quarter of the rows at K = 8 draft 128 tokens, which are free. The
+    chord from 0 to 512 drafted tokens would charge them 6 ms."""
+    spec = PoolSpec(SPEC.drafts, SPEC.k_values, 64)
+    cells = under_a_roof(np.random.default_rng(12), 256, [(64, k) for k in range(9)])
+    prices = prices_at(posterior(cells, spec).centre(), spec.load_index(64), spec.ks)
+    free, dear = (float(prices.verify(np.array([n], dtype=np.float32))[0]) for n in (128.0, 512.0))
+    assert abs(free) < 0.002
+    assert dear == pytest.approx(0.025, rel=0.15)  # the draft's passes get some of it
+    assert float(prices.marginal(np.array([400.0], dtype=np.float32))[0]) == pytest.approx(0.02 / 256, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +192,7 @@ def test_stairs_and_dips_are_learned_as_they_are(stairs: list[int]) -> None:
         cells.append(cost_cell(("ngram",) if k else (), 1, k, [(s, step(1, k, "ngram")) for s in seconds]))
     found = posterior(cells)
     prices = prices_at(found.centre(), 0, SPEC.ks)
-    got = (prices.plain + prices.slope[0] * np.arange(9)[:, None] + prices.fixed[:, 0])[:, 0] * 1e3
+    got = [together(prices, 1, k, 0)[0] * 1e3 for k in range(9)]
     # A dip below 75% of a dearer smaller K is repaired upwards (77 -> 57.75 and 83 -> 62 here, which hides nothing).
     np.testing.assert_allclose(got, stairs, rtol=0.04)
 
@@ -140,7 +202,7 @@ def test_unmeasured_arms_are_unsure_but_never_absurd() -> None:
     plain = [(0.05 * np.exp(rng.normal(0, 0.05)), step(1, 0, None)) for _ in range(100)]
     draws = posterior([cost_cell((), 1, 0, plain)]).sample(rng, 2000)
     prices = prices_at(draws, 0, SPEC.ks)
-    seconds = prices.plain + prices.slope * np.arange(9)[:, None, None] + prices.fixed
+    seconds = np.array([[together(prices, 1, k, j) for j in range(2)] for k in range(9)])
     assert (seconds >= 0.9 * prices.plain - 1e-8).all()
     assert prices.plain.mean() == pytest.approx(0.05, rel=0.02)
     deep = seconds[8, 1]
@@ -160,11 +222,10 @@ def test_the_slope_may_differ_by_load_as_under_a_roofline() -> None:
             cells.append(cost_cell(("small",) if k else (), rows, k, steps))
     found = posterior(cells)
     one, eight = prices_at(found.centre(), 0, SPEC.ks), prices_at(found.centre(), 3, SPEC.ks)
-    at_one = one.plain + one.slope[1] * 4 + one.fixed[4, 1]
-    at_eight = eight.plain + 8 * eight.slope[1] * 4 + eight.fixed[4, 1]
-    assert at_one[0] == pytest.approx(0.02 + 0.004, rel=0.05)
-    assert at_eight[0] == pytest.approx(0.02 * 40 / 16 + 0.004, rel=0.05)
-    assert 8 * eight.slope[1, 0] > 5 * one.slope[1, 0]
+    assert together(one, 1, 4, 1)[0] == pytest.approx(0.02 + 0.004, rel=0.05)
+    assert together(eight, 8, 4, 1)[0] == pytest.approx(0.02 * 40 / 16 + 0.004, rel=0.05)
+    four = np.array([4.0], dtype=np.float32)
+    assert eight.verify(8 * four) > 5 * one.verify(four)
 
 
 def test_prefill_tokens_do_not_leak_into_the_price_of_decoding() -> None:
@@ -181,7 +242,7 @@ def test_prefill_tokens_do_not_leak_into_the_price_of_decoding() -> None:
             cells.append(msgspec.structs.replace(cell, prefill=bucket))
     prices = prices_at(posterior(cells).centre(), 0, SPEC.ks)
     assert prices.plain[0] == pytest.approx(0.02, rel=0.06)
-    assert (prices.plain + 4 * prices.slope[1] + prices.fixed[4, 1])[0] == pytest.approx(0.032, rel=0.06)
+    assert together(prices, 1, 4, 1)[0] == pytest.approx(0.032, rel=0.06)
 
 
 def test_a_draft_that_guesses_all_in_one_pass_shows_in_its_passes() -> None:
@@ -196,7 +257,7 @@ def test_no_evidence_at_all_still_prices_every_arm() -> None:
     found = posterior([], fits=1)
     for at in range(len(SPEC.loads)):
         prices = prices_at(found.sample(np.random.default_rng(0), 64), at, SPEC.ks)
-        assert all(np.isfinite(array).all() for array in prices)
+        assert all(np.isfinite(array).all() for array in prices[:4])
         assert (prices.plain > 0).all()
 
 

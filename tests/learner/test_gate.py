@@ -127,6 +127,26 @@ def test_a_gate_shuts_by_hindsight_alone() -> None:
     learner = booked()
     learner._book(steps(40.0), ROWS, shortfall(-0.5))  # a prior that hopes
     learner.judged = shortfall(-0.5)
-    learner._book(steps(0.0), ROWS, shortfall(-0.1))
+    learner._book(steps(0.0), ROWS, shortfall(0.4))
     assert learner.gate.reserve[0] == pytest.approx(6.0 - 20 * 0.4)
     assert learner.gate.closed.tolist() == [True, False]
+
+
+def test_a_gain_that_turns_out_smaller_is_no_loss() -> None:
+    """20 steps at 2.5 times plain, then believed to be 1.5 times plain: nothing was lost against plain."""
+    learner = booked()
+    learner._book(steps(40.0), ROWS, shortfall(-1.5))
+    learner.judged = shortfall(-1.5)
+    learner._book(steps(0.0), ROWS, shortfall(-0.5))
+    assert learner.gate.reserve[0] == 6.0
+
+
+def test_steps_at_one_load_fade_while_others_run() -> None:
+    """A load that has been left is not charged for ever for what its neighbours teach about it."""
+    learner = booked()
+    learner._book(steps(20.0), ROWS, shortfall(0.0))
+    elsewhere = np.zeros_like(steps(0.0))
+    elsewhere[0, 1] = 200.0 * ROWS[1]
+    before = learner.recent[0, 0].sum()
+    learner._book(elsewhere, ROWS, shortfall(0.0))
+    assert learner.recent[0, 0].sum() == pytest.approx(before / 4)

@@ -14,18 +14,28 @@ Case = tuple[Prices, np.ndarray, np.ndarray, np.ndarray]
 SINGLE = 2e-5  # single precision, and the bits in which `mark` writes
 
 
-def case(seed: int, contexts: int, drafts: int, ks: tuple[int, ...], draws: int = 60) -> Case:
+def case(seed: int, contexts: int, drafts: int, ks: tuple[int, ...], draws: int = 60, *, roof: bool = False) -> Case:
+    """Draws of tokens and prices; `roof`: verification is free up to a point that differs by draw, dear beyond."""
     rng = np.random.default_rng(seed)
     tokens = expected_tokens(rng.beta(4, 2, (contexts, max(ks), drafts, draws)).astype(np.float32), ks)
     k = np.array(ks, dtype=np.float64)[:, None, None]
     fixed = rng.uniform(0, 0.15, (drafts, draws)) * k + rng.normal(0, 0.02, (len(ks), drafts, draws))
     fixed[0] = 0.0
-    prices = single(rng.uniform(0.8, 1.2, draws), rng.uniform(0, 0.02, (drafts, draws)), fixed)
-    return prices, rng.uniform(0.5, 4, contexts).astype(np.float32), tokens, np.array(ks, dtype=np.float32)
+    prices = priced(rng.uniform(0.8, 1.2, draws), rng.uniform(0, 0.02, (drafts, draws)), fixed)
+    rows = rng.uniform(0.5, 4, contexts).astype(np.float32)
+    if roof:
+        most = float(rows.sum()) * max(ks)
+        grid = np.linspace(0, most, 17)[:, None]
+        bend, price = rng.uniform(0.1, 0.9, draws) * most, rng.uniform(0.02, 0.3, draws)
+        curve = price * np.maximum(grid - bend, 0.0)
+        prices = prices._replace(curve=curve.astype(np.float32), grain=most / 16)
+    return prices, rows, tokens, np.array(ks, dtype=np.float32)
 
 
-def single(*arrays: np.ndarray) -> Prices:
-    return Prices(*(array.astype(np.float32) for array in arrays))
+def priced(plain: np.ndarray, slope: np.ndarray, fixed: np.ndarray) -> Prices:
+    """Prices under which verification costs nothing."""
+    plain, slope, fixed = (array.astype(np.float32) for array in (plain, slope, fixed))
+    return Prices(plain, slope, fixed, np.zeros((2, len(plain)), dtype=np.float32), 1.0)
 
 
 def goodput(one: Case, choice: Choice) -> np.ndarray:
@@ -33,12 +43,15 @@ def goodput(one: Case, choice: Choice) -> np.ndarray:
     prices, rows, tokens, k = one
     found = []
     for s in range(tokens.shape[3]):
-        earned, seconds, most = 0.0, float(prices.plain[s]), [0] * tokens.shape[2]
+        earned, seconds, most, drafted = 0.0, float(prices.plain[s]), [0] * tokens.shape[2], 0.0
         for c, n in enumerate(rows.tolist()):
             draft, level = int(choice.draft[c, s]), int(choice.level[c, s])
             earned += n * float(tokens[c, level, draft, s])
             seconds += n * float(prices.slope[draft, s]) * float(k[level])
+            drafted += n * float(k[level])
             most[draft] = max(most[draft], level)
+        grid = prices.grain * np.arange(len(prices.curve))
+        seconds += float(np.interp(drafted, grid, prices.curve[:, s]))
         seconds += sum(float(prices.fixed[level, j, s]) for j, level in enumerate(most))
         found.append(earned / max(seconds, 0.9 * float(prices.plain[s])))
     return np.array(found)
@@ -70,19 +83,30 @@ def test_with_one_draft_in_the_batch_dinkelbach_finds_the_optimum(
     np.testing.assert_allclose(found, enumerated(one, single=True), rtol=SINGLE)
 
 
+@pytest.mark.parametrize("ks", [(0, 1, 2, 4), (0, 2, 3, 6)])
+def test_under_a_roof_one_draft_s_optimum_is_found_but_for_corners(ks: tuple[int, ...]) -> None:
+    """A price by token reaches every choice but those that fill up the roof with tokens of unequal worth; the ascent
+    that follows finds most of them."""
+    one = case(8, 3, 2, ks, 200, roof=True)
+    share = goodput(one, best_single_draft(*one, everything(one))) / enumerated(one, single=True)
+    assert share.mean() > 0.96
+
+
+@pytest.mark.parametrize("roof", [False, True])
 @pytest.mark.parametrize(("contexts", "drafts", "ks"), [(3, 2, (0, 1, 2, 4)), (3, 3, (0, 1, 3)), (4, 2, (0, 2, 5))])
 def test_mixed_batches_come_within_half_a_percent_of_enumeration_on_average(
-    contexts: int, drafts: int, ks: tuple[int, ...]
+    contexts: int, drafts: int, ks: tuple[int, ...], roof: bool
 ) -> None:
     """Coordinate ascent may stop in a local optimum; it does so in few draws, and not far down."""
-    one = case(2, contexts, drafts, ks)
+    one = case(2, contexts, drafts, ks, roof=roof)
     share = goodput(one, best_choice(*one, everything(one))) / enumerated(one)
-    assert share.mean() > 0.995
-    assert (share > 1 - 1e-5).mean() > 0.9
+    assert share.mean() > (0.99 if roof else 0.995)
+    assert (share > 1 - 1e-5).mean() > (0.75 if roof else 0.9)
 
 
-def test_tokens_and_seconds_of_a_choice_are_those_of_the_definition() -> None:
-    one, rng = case(6, 4, 3, (0, 1, 3, 8)), np.random.default_rng(0)
+@pytest.mark.parametrize("roof", [False, True])
+def test_tokens_and_seconds_of_a_choice_are_those_of_the_definition(roof: bool) -> None:
+    one, rng = case(6, 4, 3, (0, 1, 3, 8), roof=roof), np.random.default_rng(0)
     choice = Choice(rng.integers(0, 3, (4, 60)), rng.integers(0, 4, (4, 60)))
     np.testing.assert_allclose(np.divide(*evaluate(*one, choice)), goodput(one, choice), rtol=SINGLE)
 
@@ -94,15 +118,15 @@ def test_rows_share_passes_so_a_crowd_affords_what_one_row_cannot() -> None:
     tokens = expected_tokens(np.full((1, 4, 1, 1), 0.6, dtype=np.float32), (0, 1, 2, 4))
     k = np.array([0.0, 1, 2, 4], dtype=np.float32)
     everywhere = np.ones((1, 1, 4), dtype=bool)
-    prices = single(np.array([1.0]), np.zeros((1, 1)), steps)
+    prices = priced(np.array([1.0]), np.zeros((1, 1)), steps)
     lone = outlook(prices, 1, 1.0, np.ones(1), tokens, (0, 1, 2, 4), everywhere)
     assert lone.gain[0, :, 0, 0].round(3).tolist() == pytest.approx([1.0, 1.6 / 1.5, 1.96 / 2, 2.3056 / 3], abs=6e-4)
     # Passes are shared, verified tokens are not: with a slope of .1 a row, four rows pay .4 per unit of K.
-    priced = single(np.array([1.0]), np.full((1, 1), 0.1), 0.1 * steps)
+    cheaper = priced(np.array([1.0]), np.full((1, 1), 0.1), 0.1 * steps)
     allowed = everywhere.transpose(0, 2, 1)
-    choice = best_choice(priced, np.array([4.0], dtype=np.float32), tokens, k, allowed)
+    choice = best_choice(cheaper, np.array([4.0], dtype=np.float32), tokens, k, allowed)
     assert choice.level.item() == 1  # 6.4/1.45 = 4.41, 7.84/1.9 = 4.13, 4/1 = 4
-    choice = best_choice(priced, np.array([0.1], dtype=np.float32), tokens, k, allowed)
+    choice = best_choice(cheaper, np.array([0.1], dtype=np.float32), tokens, k, allowed)
     assert choice.level.item() == 3  # 2.3056 / 1.24 beats 1.96 / 1.12 and 1.6 / 1.06
 
 
@@ -120,7 +144,7 @@ def test_forbidden_arms_are_never_chosen() -> None:
 def test_more_draws_than_one_portion_are_priced_alike() -> None:
     one = case(7, 3, 2, (0, 2, 4), draws=300)
     both = outlook(one[0], 8, 8.0, np.full(3, 1 / 3), one[2], (0, 2, 4), np.ones((3, 2, 3), dtype=bool))
-    last = Prices(*(array[..., 256:] for array in one[0]))
+    last = one[0].some(slice(256, None))
     part = outlook(last, 8, 8.0, np.full(3, 1 / 3), one[2][..., 256:].copy(), (0, 2, 4), np.ones((3, 2, 3), dtype=bool))
     np.testing.assert_allclose(both.gain[..., 256:], part.gain, rtol=SINGLE)
     np.testing.assert_allclose(both.gain_mean, both.gain.mean(axis=3).transpose(0, 2, 1), rtol=SINGLE)
@@ -132,10 +156,11 @@ def seen(one: Case, load_rows: float, mix: list[float]) -> Outlook:
     return outlook(prices, 8, load_rows, np.array(mix), tokens, tuple(int(x) for x in k), allowed)
 
 
-def test_every_arms_gain_is_the_ratio_of_two_batches() -> None:
+@pytest.mark.parametrize("roof", [False, True])
+def test_every_arms_gain_is_the_ratio_of_two_batches(roof: bool) -> None:
     """Change one context's arm in the joint choice by hand and compare."""
     mix = [0.5, 0.3, 0.2]
-    prices, _, tokens, k = case(4, 3, 2, (0, 2, 4), draws=5)
+    prices, _, tokens, k = case(4, 3, 2, (0, 2, 4), draws=5, roof=roof)
     rows = rows_at(8.0, np.array(mix))[0].astype(np.float32)
     one = prices, rows, tokens, k
     joint = best_choice(*one, everything(one))
