@@ -1,0 +1,298 @@
+"""Between vLLM's scheduler and the link: who gets which K in the next step, and what came of the last one.
+
+What is planned when step t is scheduled is drafted at the end of step t and verified in step t + 1 (under asynchronous
+scheduling the drafts never pass through here, but the order is the same). So a request carries three numbers: the K
+planned for its next drafts, the K that was asked of the drafts now waiting, and how many of them were offered.
+
+Nothing here imports vLLM; its objects are read through the few attributes named in `Request` and `Scheduled`.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from engine.link import LinkLike, RowOutcome, StepOutcome, Ticket
+from engine.link.messages import OTHER, Regime
+from engine.vllm.drafter import Drafter
+from engine.vllm.labels import Labels
+
+_GREEDY = 1e-5  # vLLM's own bound: a temperature below it is greedy
+
+
+class Request(Protocol):
+    """The part of vLLM's `Request` that is read or set here."""
+
+    request_id: str
+    prompt_token_ids: list[int] | None
+    sampling_params: Any
+    lora_request: Any
+    num_computed_tokens: int
+    num_output_placeholders: int
+    is_prefill_chunk: bool
+    spec_token_ids: list[int]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+
+
+class Scheduled(Protocol):
+    """The part of vLLM's `SchedulerOutput` that is read here."""
+
+    num_scheduled_tokens: dict[str, int]
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    scheduled_new_reqs: Sequence[Any]
+    scheduled_cached_reqs: Any
+    num_invalid_spec_tokens: dict[str, int] | None
+
+
+class ClosingLink(LinkLike, Protocol):
+    """A link that can be closed."""
+
+    def close(self) -> None:
+        """Send what is left and stop."""
+
+
+class _Known:
+    """What is known of a request between its steps."""
+
+    __slots__ = ("asked", "decodes", "k", "offered", "request", "speculates", "ticket", "valid")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.ticket: Ticket | None = None
+        self.speculates = _speculates(request.sampling_params)
+        self.k = 0  # planned for the drafts made at the end of the step that was scheduled last
+        self.asked = 0  # of the drafts that wait to be verified
+        self.offered: int | None = None  # of them, what the drafter gave; None where nobody here has seen them
+        self.valid = 0  # of them, what the grammar left
+        self.decodes = False  # its prompt has been read
+
+
+class _Row(NamedTuple):
+    """A decode row of a step that has been scheduled."""
+
+    known: _Known
+    asked: int
+    scheduled: int  # draft tokens
+    offered: int | None
+    valid: int
+
+
+class _Step(NamedTuple):
+    """A step that has been scheduled and not come back yet."""
+
+    scheduled: Scheduled
+    began: float
+    rows: list[_Row]
+    prefill: int
+    kv_tokens: int
+    drafted: dict[str, tuple[int, int]]
+
+
+class Counts(NamedTuple):
+    """Draft tokens judged and kept, as vLLM counts them: with those behind a stop token."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+def _speculates(params: Any) -> bool:
+    """Whether this version of vLLM samples such a request rightly with drafts: not with min_p or logit_bias."""
+    return params is not None and not getattr(params, "min_p", 0.0) and not getattr(params, "logit_bias", None)
+
+
+def _regime(params: Any) -> Regime:
+    return "greedy" if params is None or params.temperature < _GREEDY else "sampled"
+
+
+class Bridge:
+    """One engine's requests and steps. All calls come from the scheduler's thread and belong into the order of vLLM's
+    hooks; `status` alone may come from elsewhere.
+    """
+
+    def __init__(
+        self,
+        link: ClosingLink,
+        labels: Labels,
+        drafter: Drafter | None,
+        *,
+        drafts_seen: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """drafts_seen: drafts pass through the scheduler (`offered`), as they do without asynchronous scheduling."""
+        self.link = link
+        self.labels = labels
+        self.drafter = drafter
+        self.counts = Counts()
+        self._drafts_seen = drafts_seen
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+        self._steps: deque[_Step] = deque()
+        self._over: list[_Known] = []
+        self._last_end: float | None = None  # None: the engine was idle
+
+    def came(self, request: Request) -> None:
+        """A request was added; a known one goes on (a streaming session)."""
+        if request.request_id not in self._known:
+            self._known[request.request_id] = _Known(request)
+            self.labels.ask(request)
+
+    def ended(self, request_id: str) -> None:
+        """A request ended or was aborted. It is finished with the step in which it may still have a row."""
+        known = self._known.pop(request_id, None)
+        if known is None:
+            return
+        self.labels.forget(request_id)
+        self._over.append(known)
+        if not self._steps:
+            self._finish()
+
+    def scheduled(self, step: Scheduled, waiting: int, most: int) -> tuple[int, dict[str, int]]:
+        """A step was scheduled, and its requests' counters moved on. Returns the K of its drafter, at most `most`, and
+        of every request that will decode next.
+        """
+        began = self._clock()
+        # New and resumed ones read a prompt, or join with one token and, maybe, dummy drafts that say nothing.
+        fresh = {new.req_id for new in step.scheduled_new_reqs} | set(step.scheduled_cached_reqs.resumed_req_ids)
+        rows: list[_Row] = []
+        going_on: list[_Known] = []
+        prefill = kv_tokens = 0
+        for request_id, tokens in step.num_scheduled_tokens.items():
+            known = self._known.get(request_id)
+            if known is None:
+                continue
+            request = known.request
+            kv_tokens += request.num_computed_tokens
+            drafts = len(step.scheduled_spec_decode_tokens.get(request_id, ()))
+            if known.decodes and request_id not in fresh:
+                rows.append(_Row(known, known.asked, drafts, known.offered, known.valid))
+            else:
+                prefill += tokens
+            known.asked, known.offered, known.valid = 0, None, 0
+            known.decodes = not request.is_prefill_chunk
+            if known.decodes:
+                going_on.append(known)
+        planned = self._plan(going_on, most)
+        ks = {known.request.request_id: known.k for known in going_on}
+        drafted: dict[str, tuple[int, int]] = {}
+        if planned and self.drafter is not None:
+            drafted[self.drafter.name] = (sum(ks.values()), self.drafter.passes(planned))
+        self._steps.append(_Step(step, began, rows, prefill, kv_tokens, drafted))
+        self.link.queue(waiting)
+        return planned, ks
+
+    def _plan(self, going_on: list[_Known], most: int) -> int:
+        tickets = [self._ticket(known, len(going_on)) for known in going_on]
+        planned = self.link.plan(tickets, len(tickets)) if tickets else []
+        for known, k in zip(going_on, planned, strict=True):
+            known.k = min(k, most) if known.speculates else 0
+            known.asked = known.k
+            known.offered = None
+        return max((known.k for known in going_on), default=0)
+
+    def _ticket(self, known: _Known, batch: int) -> Ticket:
+        """The request's ticket: made when it decodes first, and anew when its domain becomes known later."""
+        label = self.labels.of(known.request.request_id)
+        ticket = known.ticket
+        if ticket is not None and (label is None or ticket.domain != OTHER or label == OTHER):
+            return ticket
+        if ticket is not None:
+            self.link.finish(ticket)
+        known.ticket = self.link.admit(label or OTHER, _regime(known.request.sampling_params), batch)
+        return known.ticket
+
+    def offered(self, drafts: Mapping[str, int]) -> dict[str, int]:
+        """The drafter has offered so many tokens to each request; returns to what they are to be cut."""
+        cut = {}
+        for request_id, n in drafts.items():
+            known = self._known.get(request_id)
+            if known is not None:
+                known.offered = min(n, known.k)
+                cut[request_id] = known.k
+        return cut
+
+    def validated(self, valid: Mapping[str, int]) -> None:
+        """What the grammar and the cut left of each request's drafts."""
+        for request_id, n in valid.items():
+            known = self._known.get(request_id)
+            if known is not None:
+                known.valid = n
+
+    def outputs(self, step: Scheduled) -> dict[str, int]:
+        """Tokens generated so far by the requests of a step that has come back, before its own are added."""
+        rows = next((one.rows for one in self._steps if one.scheduled is step), [])
+        return {row.known.request.request_id: row.known.request.num_output_tokens for row in rows}
+
+    def completed(self, step: Scheduled, sampled: Mapping[str, int], before: Mapping[str, int], busy: bool) -> None:
+        """A step has come back: sampled tokens by request, tokens `before`; busy: requests are left."""
+        while self._steps and self._steps[0].scheduled is not step:
+            self._steps.popleft()  # it failed, and vLLM has gone on
+        if not self._steps:
+            raise LookupError("a step came back that was never scheduled")
+        done = self._steps.popleft()
+        end = self._clock()
+        began = done.began if self._last_end is None else self._last_end
+        self._last_end = end if busy else None
+        outcomes, verified = [], 0
+        invalid = step.num_invalid_spec_tokens or {}
+        for row in done.rows:
+            request = row.known.request
+            n = sampled.get(request.request_id, 0)
+            outcome, tokens = self._outcome(
+                row, n, request.num_output_tokens - before.get(request.request_id, 0), invalid
+            )
+            verified += tokens
+            if outcome is not None:
+                outcomes.append(outcome)
+        if outcomes:
+            self.link.record(StepOutcome(end - began, outcomes, verified, done.prefill, done.kv_tokens, done.drafted))
+        self._finish()
+
+    def _outcome(
+        self, row: _Row, sampled: int, emitted: int, invalid: Mapping[str, int]
+    ) -> tuple[RowOutcome | None, int]:
+        """The row's outcome, None where it was thrown away, and the tokens verified for it."""
+        ticket = row.known.ticket
+        spoilt = invalid.get(row.known.request.request_id, 0)
+        judged = row.scheduled - spoilt
+        if ticket is None or not sampled or emitted <= 0:
+            return None, row.scheduled + 1
+        accepted = sampled - 1
+        if row.scheduled:
+            self.counts = Counts(self.counts.drafted + judged, self.counts.accepted + accepted)
+        if not row.asked:
+            return RowOutcome(ticket, 0, 0, 0, min(emitted, 1)), row.scheduled + 1
+        # Draft tokens behind a stop token were judged, but nobody asked for what follows it.
+        kept = min(accepted, emitted)
+        stopped = emitted <= accepted
+        seen_here = row.offered is not None
+        by_grammar = spoilt > 0 or (seen_here and row.valid < row.offered)
+        by_room = row.scheduled < (row.valid if seen_here else row.asked)
+        drafted = judged if by_grammar or by_room else row.asked
+        limited = by_grammar or by_room
+        seen = kept if stopped or kept >= drafted else kept + 1
+        return RowOutcome(ticket, drafted, kept, seen, emitted, limited), drafted + 1
+
+    def _finish(self) -> None:
+        """Finish the tickets of requests that are over and have no row in a step under way."""
+        under_way = {row.known.request.request_id for step in self._steps for row in step.rows}
+        left = []
+        for known in self._over:
+            if known.request.request_id in under_way:
+                left.append(known)
+            elif known.ticket is not None:
+                self.link.finish(known.ticket)
+        self._over = left
+
+    def abandon(self) -> None:
+        """Stop without waiting for anybody."""
+        self.labels.close()
+        threading.Thread(target=self.link.close, name="akc-close", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop reporting."""
+        self.labels.close()
+        self.link.close()

@@ -1,0 +1,78 @@
+"""What the one drafter of an engine is called on the wire, and the engine's description of itself."""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Literal, NamedTuple
+
+from engine.link.messages import MAX_K, NO_DRAFT, DraftInfo, EngineDescription, StaticChoice
+from engine.vllm.settings import VllmSettings
+
+Kind = Literal["ngram", "model", "eagle", "other"]
+
+_KINDS: dict[str, Kind] = {
+    "ngram": "ngram", "ngram_gpu": "ngram", "suffix": "ngram", "draft_model": "model",
+    "eagle": "eagle", "eagle3": "eagle", "mtp": "eagle",
+}  # fmt: skip
+
+
+class Drafter(NamedTuple):
+    """The configured drafter: its name on the wire, kind, largest K, and whether its K may change from step to step.
+
+    `passes_per_k`: drafting passes a drafted token takes, 0 where one pass proposes them all.
+    """
+
+    name: str
+    kind: Kind
+    most: int
+    steady: bool = False  # its proposer insists on one K: rows are trimmed, and it always drafts `most`
+    passes_per_k: int = 1
+
+    def passes(self, k: int) -> int:
+        """Passes of a step in which the drafter proposes K tokens."""
+        return k if self.passes_per_k else min(k, 1)
+
+
+def drafter_of(
+    method: str, model: str | None, most: int, name: str | None = None, *, parallel: bool = False
+) -> Drafter:
+    """The drafter of vLLM's `method` with its `model` (a folder or a hub name) and up to `most` tokens.
+
+    >>> drafter_of("draft_model", "/models/Qwen2.5-0.5B-Instruct", 5)
+    Drafter(name='Qwen2.5-0.5B-Instruct', kind='model', most=5, steady=False, passes_per_k=1)
+    >>> drafter_of("ngram", None, 8).name, drafter_of("suffix", None, 8).steady
+    ('ngram', True)
+    """
+    kind = _KINDS.get(method, "other")
+    known = PurePath(model).name if model and kind in ("model", "eagle") else method
+    many = kind in ("model", "eagle") and not parallel
+    return Drafter((name or known)[:64], kind, min(most, MAX_K), method == "suffix", int(many or kind == "ngram"))
+
+
+def describe(
+    drafter: Drafter | None, settings: VllmSettings, *, software: str, target: str, hardware: str, max_batch: int
+) -> EngineDescription:
+    """What the engine announces. Raises `ValueError` for a K that the drafter was not configured for.
+
+    >>> ngram = drafter_of("ngram", None, 4)
+    >>> about = dict(software="vllm", target="t", hardware="cpu", max_batch=8)
+    >>> made = describe(ngram, VllmSettings(), **about)
+    >>> made.k_values, made.static.draft, made.static.k
+    ([0, 1, 2, 3, 4], 'ngram', 4)
+    >>> describe(ngram, VllmSettings(k_values=[2, 6]), **about)
+    Traceback (most recent call last):
+    ValueError: k_values has 6; num_speculative_tokens is 4, which is the largest K allowed
+    """
+    most = drafter.most if drafter else 0
+    ks: Sequence[int] = range(most + 1) if settings.k_values is None else settings.k_values
+    too_deep = [k for k in ks if k > most]
+    if too_deep and drafter is not None:
+        raise ValueError(
+            f"k_values has {too_deep[0]}; num_speculative_tokens is {most}, which is the largest K allowed"
+        )
+    static = settings.static
+    if drafter is not None and static.draft == NO_DRAFT and not settings.static_k:
+        static = StaticChoice(drafter.name, most)
+    drafts = [DraftInfo(drafter.name, drafter.kind, most)] if drafter else []
+    return EngineDescription(
+        software, target[:64], hardware[:64], drafts, sorted({0, *(k for k in ks if k <= most)}), static, max_batch
+    )

@@ -1,0 +1,234 @@
+"""vLLM's scheduler with our hooks: the only module that touches vLLM.
+
+Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the error is logged once, serving goes on.
+"""
+
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.version import __version__
+
+from engine.link import Link
+from engine.vllm.bridge import Bridge
+from engine.vllm.drafter import Drafter, describe, drafter_of
+from engine.vllm.labels import Labels
+from engine.vllm.settings import settings_of
+from engine.vllm.versions import problem
+
+_log = logging.getLogger("vllm.adaptive_k")
+
+
+def _drafter(config: VllmConfig, name: str | None) -> Drafter | None:
+    speculative = config.speculative_config
+    if speculative is None:
+        return None
+    parallel = bool(getattr(speculative, "parallel_drafting", False))
+    return drafter_of(
+        str(speculative.method), speculative.model, speculative.num_speculative_tokens, name, parallel=parallel
+    )
+
+
+def _detokeniser(config: VllmConfig) -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    tokenizer = cached_tokenizer_from_config(config.model_config)
+
+    def text(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens)))
+
+    return text
+
+
+def _bridge(config: VllmConfig, *, drafts_seen: bool) -> Bridge | None:
+    """The bridge of this engine, None where the plug-in is switched off. Raises for settings nobody can use."""
+    parallel = config.parallel_config
+    settings = settings_of(
+        config.additional_config, os.environ, parallel.data_parallel_rank, parallel.data_parallel_size
+    )
+    if settings.off:
+        _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
+        return None
+    drafter = _drafter(config, settings.draft)
+    described = describe(
+        drafter,
+        settings,
+        software=f"vllm {__version__}",
+        target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
+        hardware=f"{config.device_config.device_type} {platform.machine()}",
+        max_batch=config.scheduler_config.max_num_seqs,
+    )
+    static = described.static
+    settings = msgspec.structs.replace(settings, static_draft=static.draft, static_k=static.k)
+    link = Link.connect(settings, described)
+    labels = Labels(settings, lambda: _detokeniser(config))
+    _log.info(
+        "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
+        settings.pool, settings.engine_id, drafter.name if drafter else "none", described.k_values, described.static.k,
+    )  # fmt: skip
+    return Bridge(link, labels, drafter, drafts_seen=drafts_seen)
+
+
+class _Hooks:
+    """The hooks, over either of vLLM's schedulers."""
+
+    _drafts_seen = True
+    _akc: Bridge | None = None
+    akc_errors = 0  # hooks that failed: 0, or 1, after which none is called any more
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        try:
+            self._akc = _bridge(self.vllm_config, drafts_seen=self._drafts_seen)  # type: ignore[attr-defined]  # the scheduler's
+        except Exception as error:
+            self._give_up("start", error)
+
+    def _give_up(self, hook: str, error: Exception) -> None:
+        self.akc_errors += 1
+        bridge, self._akc = self._akc, None
+        _log.error(
+            "adaptive_k: %r in %s; vLLM's own scheduling is in force until this engine restarts. Check the settings in "
+            "--additional-config '{\"adaptive_k\": {...}}' and report this if they are fine.",
+            error, hook, exc_info=error,
+        )  # fmt: skip
+        if bridge is not None:
+            try:
+                bridge.abandon()
+            except Exception:
+                _log.debug("adaptive_k: while giving up", exc_info=True)
+
+    def add_request(self, request: Request) -> None:
+        """Meet a new request."""
+        super().add_request(request)  # type: ignore[misc]  # the scheduler's
+        if self._akc is not None:
+            try:
+                self._akc.came(request)
+            except Exception as error:
+                self._give_up("add_request", error)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        result = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # the scheduler's
+        if self._akc is not None:
+            try:
+                self._akc.ended(request.request_id)
+            except Exception as error:
+                self._give_up("_free_request", error)
+        return result
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
+        if self._akc is not None:
+            try:
+                # vLLM's own table by batch size, if there is one, has spoken: it bounds us.
+                most = scheduler_output.num_spec_tokens_to_schedule
+                waiting = len(self.waiting)  # type: ignore[attr-defined]  # the scheduler's
+                self._apply(scheduler_output, *self._akc.scheduled(scheduler_output, waiting, most))
+            except Exception as error:
+                self._give_up("_update_after_schedule", error)
+
+    def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
+        """Set the drafter's K; rows are cut when their drafts come in."""
+        drafter = self._akc.drafter if self._akc else None
+        if drafter is not None and not drafter.steady:
+            scheduler_output.num_spec_tokens_to_schedule = planned
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Cut every request's drafts to its K."""
+        cut: dict[str, int] = {}
+        if self._akc is not None:
+            try:
+                drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
+                cut = self._akc.offered({request_id: len(tokens) for request_id, tokens in drafts})
+            except Exception as error:
+                self._give_up("update_draft_token_ids", error)
+        super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]  # the scheduler's
+        if self._akc is not None:
+            try:
+                self._akc.validated(self._cut(cut))
+            except Exception as error:
+                self._give_up("update_draft_token_ids", error)
+
+    def _cut(self, cut: dict[str, int]) -> dict[str, int]:
+        """Cut drafts to the given lengths; returns what is left of each."""
+        left = {}
+        for request_id, k in cut.items():
+            request = self.requests.get(request_id)  # type: ignore[attr-defined]  # the scheduler's
+            if request is not None:
+                if len(request.spec_token_ids) > k:
+                    request.spec_token_ids = request.spec_token_ids[:k]
+                left[request_id] = len(request.spec_token_ids)
+        return left
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        """Report a step that has come back."""
+        sampled: dict[str, int] = {}
+        before: dict[str, int] = {}
+        if self._akc is not None:
+            try:
+                index, tokens = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
+                if tokens:
+                    # Counted now: a stop takes tokens off these lists.
+                    sampled = {request_id: len(tokens[at]) for request_id, at in index.items()}
+                before = self._akc.outputs(scheduler_output)
+            except Exception as error:
+                self._give_up("update_from_output", error)
+        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]  # the scheduler's
+        if self._akc is not None:
+            try:
+                busy = bool(self.running) or len(self.waiting) > 0  # type: ignore[attr-defined]  # the scheduler's
+                self._akc.completed(scheduler_output, sampled, before, busy=busy)
+            except Exception as error:
+                self._give_up("update_from_output", error)
+        return result
+
+    def shutdown(self) -> None:
+        """Send the last frame."""
+        if self._akc is not None:
+            try:
+                self._akc.close()
+            except Exception as error:
+                self._give_up("shutdown", error)
+        super().shutdown()  # type: ignore[misc]  # the scheduler's
+
+
+class SyncAdaptiveScheduler(_Hooks, Scheduler):
+    """Drafts come back to the scheduler after every step."""
+
+
+class AsyncAdaptiveScheduler(_Hooks, AsyncScheduler):
+    """The next step is scheduled before this one's drafts exist: rows hold places for them."""
+
+    _drafts_seen = False
+
+    def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
+        super()._apply(scheduler_output, planned, ks)
+        self._spec_token_placeholders = [-1] * scheduler_output.num_spec_tokens_to_schedule
+        for request_id, k in ks.items():
+            # A list of its own: vLLM's is shared by all requests.
+            self.requests[request_id].spec_token_ids = [-1] * k
+
+
+class AdaptiveScheduler:
+    """What `--scheduler-cls` names: makes the scheduler that fits the configuration, vLLM's own where we do not fit."""
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
+        """A scheduler."""
+        asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
+        stock = AsyncScheduler if asynchronous else Scheduler
+        why = problem(__version__, stock)
+        if why is not None:
+            _log.error(
+                "adaptive_k: disabled, %s; vLLM serves as without it. Supported versions: docs/reference/vllm.md", why
+            )
+            return stock(vllm_config, *args, **kwargs)
+        ours = AsyncAdaptiveScheduler if asynchronous else SyncAdaptiveScheduler
+        return ours(vllm_config, *args, **kwargs)
