@@ -268,9 +268,8 @@ class Bridge:
         # Draft tokens behind a stop token were judged, but nobody asked for what follows it.
         kept = min(accepted, emitted)
         stopped = emitted <= accepted
-        seen_here = row.offered is not None
-        by_grammar = spoilt > 0 or (seen_here and row.valid < row.offered)
-        by_room = row.scheduled < (row.valid if seen_here else row.asked)
+        by_grammar = spoilt > 0 or (row.offered is not None and row.valid < row.offered)
+        by_room = row.scheduled < (row.asked if row.offered is None else row.valid)
         drafted = judged if by_grammar or by_room else row.asked
         limited = by_grammar or by_room
         seen = kept if stopped or kept >= drafted else kept + 1

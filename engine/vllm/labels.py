@@ -74,11 +74,9 @@ class Labels:
 
     def settle(self, timeout: float = 10.0) -> None:
         """Wait until all prompts asked about so far were read; for tests."""
-        done = threading.Event()
-        watcher = threading.Thread(target=lambda: (self._queue.join(), done.set()), daemon=True)
-        watcher.start()
-        if not done.wait(timeout):
-            raise TimeoutError(f"prompts are still waiting after {timeout} seconds")
+        with self._queue.all_tasks_done:
+            if not self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, timeout):
+                raise TimeoutError(f"prompts are still waiting after {timeout} seconds")
 
     def _told(self, request: Asked) -> str | None:
         extra = getattr(request.sampling_params, "extra_args", None)

@@ -1,0 +1,112 @@
+"""vLLM's removed speculative flags, in today's form.
+
+`--speculative-model`, `--num-speculative-tokens` and `--speculative-max-model-len` are gone; many guides still show
+them, mostly under `python3 -m vllm.entrypoints.openai.api_server`.
+"""
+
+import json
+import shlex
+from typing import Any, NamedTuple
+
+_OLD: dict[str, tuple[str, type]] = {
+    "--speculative-model": ("model", str),
+    "--num-speculative-tokens": ("num_speculative_tokens", int),
+    "--speculative-max-model-len": ("max_model_len", int),
+    "--speculative-draft-tensor-parallel-size": ("draft_tensor_parallel_size", int),
+    "--speculative-model-quantization": ("quantization", str),
+    "--ngram-prompt-lookup-max": ("prompt_lookup_max", int),
+    "--ngram-prompt-lookup-min": ("prompt_lookup_min", int),
+    "--speculative-disable-by-batch-size": ("", int),
+}
+
+
+class FlagsError(ValueError):
+    """A command line that cannot be translated."""
+
+
+class Translated(NamedTuple):
+    """Today's command, the models it names, and remarks on what has no counterpart."""
+
+    command: str
+    target: str | None
+    draft: str | None
+    remarks: list[str]
+
+
+def translate(line: str, heterogeneous: bool = False) -> Translated:
+    """Translate a command line with removed flags; all others stay as they are. Raises `FlagsError`.
+
+    >>> print(translate("vllm serve T --speculative-model D --num-speculative-tokens 5 --port 8000").command)
+    vllm serve T --port 8000 --speculative-config '{"method": "draft_model", "model": "D", "num_speculative_tokens": 5}'
+    >>> translate("vllm serve T --num-speculative-tokens five")
+    Traceback (most recent call last):
+    engine.vet.flags.FlagsError: --num-speculative-tokens is 'five'; needed: a whole number
+    """
+    try:
+        words = shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise FlagsError(f"the command line cannot be read: {error}") from None
+    given, rest, remarks = _sorted_out(words)
+    if not given:
+        raise FlagsError("no removed flag in it; --speculative-model and --num-speculative-tokens are looked for")
+    command, target = _serve(rest)
+    draft = given.get("model")
+    if draft == "[ngram]" or (draft is None and "prompt_lookup_max" in given):
+        given = {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
+        draft = None
+    elif draft is None:
+        raise FlagsError("--num-speculative-tokens without --speculative-model: there is no draft in it")
+    else:
+        given = {"method": "draft_model", **given}
+    if "num_speculative_tokens" not in given:
+        remarks.append("--num-speculative-tokens was not given: 5 is put in")
+        given["num_speculative_tokens"] = 5
+    if heterogeneous and draft is not None:
+        given["use_heterogeneous_vocab"] = True
+    full = [*command, "--speculative-config", json.dumps(given)]
+    return Translated(shlex.join(full), target, draft, remarks)
+
+
+def _sorted_out(words: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """What the removed flags say, in today's keys; all other words; remarks."""
+    given: dict[str, Any] = {}
+    rest: list[str] = []
+    remarks: list[str] = []
+    left = iter(words)
+    for whole in left:
+        word, _, value = whole.partition("=")
+        word = word.replace("_", "-") if word.startswith("--") else word
+        if word not in _OLD:
+            rest.append(whole)
+            continue
+        value = value or next(left, "")
+        key, kind = _OLD[word]
+        try:
+            converted = kind(value)
+        except ValueError:
+            raise FlagsError(f"{word} is {value!r}; needed: a whole number") from None
+        if not value:
+            raise FlagsError(f"{word} has no value")
+        if key:
+            given[key] = converted
+        else:
+            remarks.append(
+                f"{word} {value}: today a table, num_speculative_tokens_per_batch_size; with our plug-in none"
+            )
+    return given, rest, remarks
+
+
+def _serve(words: list[str]) -> tuple[list[str], str | None]:
+    """Today's `vllm serve MODEL ...` for either entry point, and the model."""
+    if "vllm.entrypoints.openai.api_server" in words:
+        words = ["vllm", "serve", *words[words.index("vllm.entrypoints.openai.api_server") + 1 :]]
+    for at, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == "--model":
+            model = value or (words[at + 1] if at + 1 < len(words) else None)
+            left = words[:at] + words[at + (1 if value else 2) :]
+            if left[:2] == ["vllm", "serve"] and model is not None:
+                left.insert(2, model)
+            return left, model
+    model = words[2] if words[:2] == ["vllm", "serve"] and len(words) > 2 and not words[2].startswith("-") else None
+    return words, model
