@@ -46,7 +46,7 @@ def test_every_shipped_scenario_loads_and_says_what_it_is_about(name: str) -> No
         ("stepps", 1, "stepps is no key; did you mean steps?"),
         ("colour", 1, "colour is no key; allowed: name, about, steps, engines"),
         ("target", 3, "target is 3; allowed: a table with memory_seconds, seconds_per_token, overhead"),
-        ("target", {}, "target.memory_seconds is missing; needed: number above 0, at most 1000"),
+        ("target", {}, "target.memory_seconds is missing; needed: number from 1e-06 to 1000"),
         ("k_values", [0, 40], "k_values[1] is 40; allowed: whole number from 0 to 32"),
         ("drafts.a.kind", "tree", "drafts.a.kind is 'tree'; allowed: 'eagle' or 'model' or 'ngram'"),
         ("drafts.b", {"kind": "model"}, "domains.code.acceptance lacks draft 'b'; needed: one curve a draft"),
@@ -71,6 +71,20 @@ def test_every_shipped_scenario_loads_and_says_what_it_is_about(name: str) -> No
         ("static", {"k": 2}, "static.k is 2; allowed with draft 'none': [0]"),
         ("hostile", 1, "hostile is 1; allowed: fewer than engines (1)"),
         ("domains.other", {"acceptance": {"a": [0.5]}}, "domains.other: the name is taken; allowed: any but other"),
+        ("target.memory_seconds", 1e-300, "target.memory_seconds is 1e-300; allowed: number from 1e-06 to 1000"),
+        ("target.memory_seconds", float("nan"), "target.memory_seconds is nan; allowed: number from 1e-06 to 1000"),
+        ("drafts.a.memory", float("inf"), "drafts.a.memory is inf; allowed: number from 0 to 1"),
+        ("domains.code.share", float("inf"), "domains.code.share is inf; allowed: number from 0 to 1000000.0"),
+        ("k_values", [], "k_values is empty; needed is one at least"),
+        ("load", [], "load is empty; needed is one at least"),
+        ("domains.code.acceptance.a", [], "domains.code.acceptance.a is empty; needed is one at least"),
+        ("domains.code.acceptance.a", [0.5] * 33, "domains.code.acceptance.a has 33 members; allowed: at most 32"),
+        ("name", "../small", "name is '../small'; allowed: no slashes"),
+        (
+            "events",
+            [{"kind": "share", "step": 5, "domain": "code", "share": 0}],
+            "events[0].share is 0, and so is every other; needed: one above 0 at any step",
+        ),
         ("domains.code.share", 0, "domains: every share is 0; needed: one above 0 from the first step on"),
     ],
 )  # fmt: skip
@@ -100,6 +114,14 @@ def test_both_ways_to_give_acceptance_and_all_defaults() -> None:
     assert scenario.domains["math"].acceptance["a"] == Falling(first=0.5, decay=1.0)
     assert scenario.load == (Constant(batch=1),)
     assert scenario.ks == (0, 2, 4)
+
+
+def test_traffic_may_pass_from_one_domain_to_another_in_one_step() -> None:
+    events = [
+        {"kind": "share", "step": 5, "domain": name, "share": share} for name, share in (("code", 0), ("math", 1))
+    ]
+    data = changed("domains.math", {"share": 0, "acceptance": {"a": [0.5]}})
+    assert len(parse({**data, "events": events}).events) == 2
 
 
 def test_phases_of_the_load_follow_each_other_and_start_over() -> None:
