@@ -291,4 +291,8 @@ def cut(scenario: Scenario, steps: int) -> Scenario:
     if steps >= scenario.steps:
         return scenario
     events = tuple(event for event in scenario.events if event.step < steps)
-    return msgspec.structs.replace(scenario, steps=steps, events=events)
+    *earlier, last = scenario.load
+    if last.steps is None:  # a ramp to the end would become a steeper one
+        whole = scenario.steps - sum(phase.steps or 0 for phase in earlier)
+        last = msgspec.structs.replace(last, steps=max(whole, 1))
+    return msgspec.structs.replace(scenario, steps=steps, events=events, load=(*earlier, last))

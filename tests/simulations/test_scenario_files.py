@@ -138,6 +138,14 @@ def test_cutting_a_scenario_leaves_later_events_out() -> None:
     assert [event.step for event in short.events] == [10]
 
 
+def test_a_ramp_to_the_end_is_cut_and_not_made_steeper() -> None:
+    load_ = [{"kind": "constant", "batch": 1, "steps": 20}, {"kind": "ramp", "first": 1, "last": 81}]
+    whole = parse(changed("load", load_))
+    short = cut(whole, 50)
+    assert batches(short.load, 50).tolist() == batches(whole.load, 100)[:50].tolist()
+    assert batches(short.load, 50)[-1] == round(1 + 80 * 29 / 79)
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_random_scenarios_are_valid_and_within_the_documented_ranges(seed: int) -> None:
     scenario = randomised(seed)
