@@ -11,8 +11,9 @@ the design (curve, law, effects),
     precision = prior + sum_key w Z^T Z,   mean = precision^-1 (prior . prior mean + sum_key w Z^T y)
 
 (Bishop, Pattern Recognition and Machine Learning, eqs. 3.50-3.51, from sufficient sums). Noise is relative: w = 1 /
-(sigma * the key's mean seconds)^2, sigma from the scatter within keys. A machine wanders, so a key's weight saturates.
-The sd of each kind of effect is estimated by one EM step a fit, bounded. How that Gaussian is solved: `chain`.
+(sigma * the key's mean seconds)^2, sigma from the scatter of keys around their own lines in the tokens. A machine
+wanders, so a key's weight saturates. The sd of each kind of effect is estimated by one EM step a fit, bounded. How that
+Gaussian is solved: `chain`.
 """
 
 from collections.abc import Sequence
