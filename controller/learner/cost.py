@@ -224,21 +224,32 @@ def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array, Array]:
 
 
 def relative_noise(groups: list[Sums]) -> float:
-    """Standard deviation of a step's seconds around its key's line in the verified tokens, relative to the key's mean.
+    """Standard deviation of a step's seconds around its key's plane in the verified and the prompt tokens, relative to
+    the key's mean.
 
-    Pooled over keys. Rows differ within a key: what that does to the seconds is no noise.
+    Pooled over keys. Rows and prompts differ within a key: what that does to the seconds is no noise.
     """
     variance, weight = NOISE[0] ** 2 * NOISE[1], NOISE[1]
     for group in groups:
-        mean, tokens = group.seconds / group.n, group.x[:, 0] / group.n
-        scatter = np.maximum(group.seconds_sq - group.seconds * mean, 0.0)
-        across = np.maximum(group.xx[:, 0, 0] - group.x[:, 0] * tokens, 0.0)
-        along = group.xy[:, 0] - group.seconds * tokens
-        sloped = across > 1e-6 * group.xx[:, 0, 0]
-        explained = np.where(sloped, along**2 / np.where(sloped, across, 1.0), 0.0)
-        freedom = group.n - 1.0 - sloped
+        mean = group.seconds / group.n
+        x = group.x[:, :2]
+        about = group.xx[:, :2, :2] - x[:, :, None] * x[:, None, :] / group.n[:, None, None]
+        along = group.xy[:, :2] - x * mean[:, None]
+        left = np.maximum(group.seconds_sq - group.seconds * mean, 0.0)
+        freedom = group.n - 1.0
+        # The tokens first, then what the prompts add (Gram and Schmidt).
+        sloped = about[:, 0, 0] > 1e-6 * group.xx[:, 0, 0]
+        shared = np.where(sloped, about[:, 0, 1] / np.where(sloped, about[:, 0, 0], 1.0), 0.0)
+        rest, rest_along = about[:, 1, 1] - shared * about[:, 0, 1], along[:, 1] - shared * along[:, 0]
+        for square, product, least in (
+            (about[:, 0, 0], along[:, 0], group.xx[:, 0, 0]),
+            (rest, rest_along, group.xx[:, 1, 1]),
+        ):
+            varies = square > 1e-6 * least
+            left -= np.where(varies, product**2 / np.where(varies, square, 1.0), 0.0)
+            freedom -= varies
         more = freedom > 0
-        variance += float((np.maximum(scatter - explained, 0.0) / mean**2)[more].sum())
+        variance += float((np.maximum(left, 0.0) / mean**2)[more].sum())
         weight += float(freedom[more].sum())
     return float(np.clip(np.sqrt(variance / weight), NOISE[2], 1.0))
 

@@ -264,6 +264,20 @@ def test_steps_with_long_prompts_are_no_measure_of_those_without() -> None:
     assert together(prices, 1, 4, 1)[0] == pytest.approx(0.024, rel=0.03)
 
 
+def test_prompts_that_differ_within_a_key_are_no_noise() -> None:
+    """Four steps of 70 to 110 tokens of prompt and 2 or 3 verified tokens. Seconds are .1 + .001 prompt + .01 verified,
+    and (-1, 1, 1, -1) ms, which is at right angles to 1, to the prompts (-20, -10, 10, 20) and to the tokens
+    (-.5, -.5, .5, .5). So 4 (ms)^2 are left with one degree of freedom, beside the prior's 20."""
+    off = np.array([-1.0, 1.0, 1.0, -1.0]) * 1e-3
+    prompts, tokens = np.array([70.0, 80.0, 100.0, 110.0]), np.array([2.0, 2.0, 3.0, 3.0])
+    seconds = 0.1 + 0.001 * prompts + 0.01 * tokens + off
+    cell = Kind((), 1, 0, 64, seconds, np.column_stack([tokens, prompts, np.full(4, 100.0)])).cell()
+    store = StepEvidence(1e6, 1e7, share=0.1)
+    store.observe("e", 0.0, [cell])
+    expected = np.sqrt((0.05**2 * 20 + 4e-6 / 0.215**2) / 21)  # the mean step: .1 + .09 + .025
+    assert cost.relative_noise(store.gather(0.0, 1e9)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_draft_that_guesses_all_in_one_pass_shows_in_its_passes() -> None:
     cells = [cost_cell(("small",), 1, 4, [(0.03, np.array([5.0, 0, 100, 4.0, 1.0]))] * 20)]
     found = posterior(cells)
