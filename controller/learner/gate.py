@@ -6,9 +6,9 @@ would swamp them): for every batch step since the last decision, with arms playe
     reserve += epsilon - loss,   loss = sum_arm pi(arm) * E[seconds / plain - tokens], by today's posterior
 
 kept at B0 or below. What was played lately is not settled yet but pending, and judged anew at every decision
-(`Learner._book`). So a context may lose B0 steps to find out, and epsilon of its steps for ever. The pool holds a reserve of B0 too, on the sum over contexts:
-where nothing helps anywhere the contexts together lose B0, and where drafts help in one of them its gains pay for
-looking in the others.
+(`Learner._book`). So a context may lose B0 steps to find out, and epsilon of its steps for ever. The pool holds a
+reserve of B0 too, on the sum over contexts: where nothing helps anywhere the contexts together lose B0, and where
+drafts help in one of them its gains pay for looking in the others.
 
 * an arm is *sure* when the lower bound of its gain clears 1 + margin: it may always be played;
 * it is *open* while its upper bound reaches 1 + margin and there is something left to learn, its gain known no better
