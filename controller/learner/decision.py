@@ -198,15 +198,14 @@ def decide_load(
     playable: NDArray[np.bool_],
     least: Array,
     revisit: Array,
-    unsure: NDArray[np.bool_],
     core: NDArray[np.bool_],
     stay: Stay,
     young: NDArray[np.bool_],
     now: float,
 ) -> LoadTable:
     """Decide one load (`at` is its index) from its outlook, whose gains are used up; playable [J, Kn]: prepared and
-    reached, see `ladder`; least, revisit [C, J]: shares every draft must have, see `introduced`; unsure [C, J]: drafts
-    of few trials; core [C]: see `rows_at`; young [C]: see `steadied`."""
+    reached, see `ladder`; least, revisit [C, J]: shares every draft must have, see `introduced`; core [C]: see
+    `rows_at`; young [C]: see `steadied`."""
     c, j, count = seen.gain_mean.shape
     admitted = gate.admitted(seen.gain_mean, seen.gain_sd) & playable
     in_time = np.ones_like(admitted)
@@ -239,9 +238,6 @@ def decide_load(
 
     trial = trials(seen.seconds / seen.idle_seconds[:, None, None], playable & in_time)
     shares = introduced(pruned(wanted, config.prune), trial, least)
-    # A draft of few trials keeps its chance of being best in full: leaning towards others would make their luck last.
-    chance = best[:, 1:].reshape(c, j, count - 1).sum(axis=2)
-    revisit = np.where(unsure, np.maximum(revisit, chance), revisit)
     # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.
     shares = introduced(shares, best_levels(seen.gain_mean, playable & in_time), revisit)
     calm = (now, config.dwell, config.hysteresis)

@@ -35,7 +35,6 @@ _TRIED_HERE, _FIRST_HERE, _PATIENCE = 4.0, 0.1, 500.0
 # Afterwards every draft keeps this share of all requests, by at most _REVISITED of those that explore, so that one that
 # improves is found: about seven steps in 3,000.
 _REVISIT, _REVISITED = 0.0025, 0.02
-_LEARNED = 12.0  # steps of a draft in a context up to which its chance of being best is played in full
 _HOLD = 24.0  # steps of an engine for which batches draw their drafts at one quantile
 _GOLDEN = 0.6180339887498949
 _YOUNG = 200.0  # drafted row-steps up to which a context's most probable arm may change at any decision
@@ -120,7 +119,6 @@ class Learner:
         playable = prepared & ladder(prices.deepest, spec.ks)
         least = self._introductions(counts, prices)
         young = counts.seen[:, :, 0].sum(axis=1) < _YOUNG
-        unsure = counts.seen[:, :, 0] < _LEARNED
         steps = self.account.take_pending(contexts)
         batches = steps.sum(axis=0) / prices.loads.rows
         observations = np.concatenate([counts.seen[:, :, 0].ravel(), prices.loads.steps])
@@ -135,7 +133,7 @@ class Learner:
             if last is None or not last.basis.holds(basis):
                 fresh.append(at)
                 drawn = prices_at(cost_draws, at, spec.ks)
-                last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, unsure, young, now)
+                last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, young, now)
             done.append(last)
         tables, plain_sd = [one.table for one in done], [one.plain_sd for one in done]
         if tables and steps.any():
@@ -211,7 +209,6 @@ class Learner:
         playable: NDArray[np.bool_],
         free: NDArray[np.bool_],
         least: Array,
-        unsure: NDArray[np.bool_],
         young: NDArray[np.bool_],
         now: float,
     ) -> Standing:
@@ -232,7 +229,6 @@ class Learner:
             playable,
             least,
             revisit,
-            unsure,
             core,
             self.stay,
             young | (loads.steps[at] < _NEW_LOAD),
