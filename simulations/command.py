@@ -1,5 +1,6 @@
 """What `akc simulate` does once its arguments are understood: a sweep with a progress bar, tables, files."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,8 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from simulations.report import show, write
 from simulations.scenario import Scenario
-from simulations.sweep import chosen, sweep
+from simulations.sweep import SweepError, chosen, sweep
 from simulations.timeline import Timeline
+
+_WIDTH = 120  # of tables that go to a file or a pipe
 
 
 def run(
@@ -23,8 +26,11 @@ def run(
     plots: Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Play, print, write. Raises `SweepError` for runs that cannot be started."""
+    """Play, print, write. Raises `SweepError` for runs that cannot be started, or could not be written down."""
     console = console or Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, _WIDTH)
+    _writable(json, plots)
     total = seeds * sum(len(chosen(rivals, Timeline(scenario).facts)) for scenario in scenarios)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -45,3 +51,16 @@ def run(
         for comparison in comparisons:
             for path in draw(comparison, plots):
                 console.print(f"drawn: {path}")
+
+
+def _writable(json: Path | None, plots: Path | None) -> None:
+    """Refuse files that could not be written before hours are spent on what goes into them."""
+    for option, path, folder in (("--json", json, json and json.parent), ("--plots", plots, plots)):
+        if path is None or folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SweepError(f"{option} {str(path)!r} cannot be written: {error.strerror}") from None
+        if not os.access(folder, os.W_OK) or (option == "--json" and path.is_dir()):
+            raise SweepError(f"{option} {str(path)!r} cannot be written: it is a folder, or its folder is read-only")

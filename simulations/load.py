@@ -94,9 +94,19 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
             raise ScenarioError(f"{key} is {value!r}; allowed: a table of tables by name")
         return {_leaf(f"{key}.{k}", k, arguments[0]): _convert(f"{key}.{k}", v, arguments[1]) for k, v in value.items()}
     if origin is tuple and isinstance(value, list):
+        _counted(key, value, hint)
         made = tuple(_convert(f"{key}[{at}]", item, arguments[0]) for at, item in enumerate(value))
         return made if _has_structs(arguments[0]) and made else _leaf(key, value, hint)
     return _leaf(key, value, hint)
+
+
+def _counted(key: str, value: list[Any], hint: Any) -> None:
+    """Refuse a list that is too short or too long: the type's own words would name its members only."""
+    for meta in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+        if len(value) < (meta.min_length or 0):
+            raise ScenarioError(f"{key} is empty; needed is one at least")
+        if meta.max_length is not None and len(value) > meta.max_length:
+            raise ScenarioError(f"{key} has {len(value)} members; allowed: at most {meta.max_length}")
 
 
 def _union(key: str, value: Any, hint: Any, members: list[Any]) -> Any:

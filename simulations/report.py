@@ -1,8 +1,10 @@
 """The comparison for people and for machines: tables on the terminal, JSON in a file."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -10,6 +12,7 @@ from simulations.comparison import Comparison, PolicyRow, Spread
 from simulations.rivals import TOLD
 
 _SHOWN = (300, 1000, 3000)
+_BOX: dict[str, Any] = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}  # fits 80 columns
 _STYLE = {"ours": "bold green", "rival": "", "yardstick": "dim"}
 
 
@@ -26,8 +29,9 @@ def show(comparison: Comparison, console: Console) -> None:
 def policies(comparison: Comparison) -> Table:
     """One row a policy."""
     seeds = comparison.rows[0].seeds if comparison.rows else 0
-    table = Table(title=f"{comparison.scenario}: medians over {seeds} seeds", title_justify="left")
-    table.add_column("policy", no_wrap=True)
+    title = f"{comparison.scenario}: medians over {seeds} seed{'s' * (seeds != 1)}"
+    table = Table(title=title, title_justify="left", **_BOX)
+    table.add_column("policy", overflow="fold")
     for name in ("speedup", *(str(mark) for mark in _SHOWN), "worst", "regret", "window", "switches"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.rows:
@@ -55,7 +59,8 @@ def policies(comparison: Comparison) -> Table:
 
 def domains(comparison: Comparison) -> Table:
     """What each policy ends on, by domain (the first eight)."""
-    table = Table(title="Most played in the last fifth (share after a domain's first 300 steps)", title_justify="left")
+    title = "Most played in the last fifth (share after a domain's first 300 steps)"
+    table = Table(title=title, title_justify="left", **_BOX)
     table.add_column("policy")
     names = list(comparison.rows[0].domains)[:8] if comparison.rows else []
     for name in names:

@@ -12,6 +12,7 @@ Cost = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 Depth = Annotated[int, msgspec.Meta(ge=0, le=MAX_K)]
 Steps = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class ScenarioError(ValueError):
@@ -42,7 +43,7 @@ def by_position(curve: Curve, positions: int) -> list[float]:
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a target step: max(memory_seconds, seconds_per_token * tokens verified) + overhead."""
 
-    memory_seconds: Annotated[float, msgspec.Meta(gt=0, le=1000)]
+    memory_seconds: Annotated[float, msgspec.Meta(ge=1e-6, le=1000)]
     seconds_per_token: Cost = 0.0
     overhead: Cost = 0.0
 
@@ -53,7 +54,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["model", "eagle", "ngram"] = "model"
     seconds_per_pass: Cost = 0.0
     seconds_per_token: Cost = 0.0
-    memory: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    memory: Annotated[float, msgspec.Meta(ge=0, le=1e15)] = 0.0
     max_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_K)] = 8
 
 
@@ -65,7 +66,7 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     acceptance: Mapping[Label, Curve]
-    share: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    share: Share = 1.0
     output: Annotated[float, msgspec.Meta(ge=1, le=100_000)] = 128.0
     prompt: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 64
     spread: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
@@ -158,7 +159,7 @@ class ShareChange(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
     step: At
     domain: Label
-    share: Annotated[float, msgspec.Meta(ge=0)]
+    share: Share
 
 
 Event = AcceptanceChange | Appears | Disappears | CostChange | ShareChange
@@ -212,6 +213,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         self._check_static()
         for at, event in enumerate(self.events):
             self._check_event(f"events[{at}]", event)
+        self._check_shares()
         open_ends = [at for at, phase in enumerate(self.load[:-1]) if phase.steps is None]
         if open_ends:
             raise ScenarioError(f"load[{open_ends[0]}].steps is not set; only the last phase may go on to the end")
@@ -224,6 +226,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({0, *self.k_values}))
 
     def _check_names(self) -> None:
+        if {"/", "\\"} & set(self.name):
+            raise ScenarioError(f"name is {self.name!r}; allowed: no slashes, since pictures are named after it")
         for table, names, taken in (("drafts", self.drafts, (NO_DRAFT, "target")), ("domains", self.domains, (OTHER,))):
             if not names:
                 raise ScenarioError(f"{table} is empty; needed is one at least")
@@ -238,6 +242,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 self._known(f"domains.{name}.acceptance", draft, self.drafts)
         if not any(domain.share > 0 for domain in self.domains.values()):
             raise ScenarioError("domains: every share is 0; needed: one above 0 from the first step on")
+
+    def _check_shares(self) -> None:
+        """Events of one step come together; after them somebody must still ask."""
+        shares = {name: domain.share for name, domain in self.domains.items()}
+        changes = sorted((event.step, at) for at, event in enumerate(self.events) if isinstance(event, ShareChange))
+        for nth, (step, at) in enumerate(changes):
+            event = self.events[at]
+            assert isinstance(event, ShareChange)
+            shares[event.domain] = event.share
+            last = nth + 1 == len(changes) or changes[nth + 1][0] > step
+            if last and not any(share > 0 for share in shares.values()):
+                raise ScenarioError(f"events[{at}].share is 0, and so is every other; needed: one above 0 at any step")
 
     def _check_static(self) -> None:
         draft, k = self.static.draft, self.static.k
@@ -275,4 +291,8 @@ def cut(scenario: Scenario, steps: int) -> Scenario:
     if steps >= scenario.steps:
         return scenario
     events = tuple(event for event in scenario.events if event.step < steps)
-    return msgspec.structs.replace(scenario, steps=steps, events=events)
+    *earlier, last = scenario.load
+    if last.steps is None:  # a ramp to the end would become a steeper one
+        whole = scenario.steps - sum(phase.steps or 0 for phase in earlier)
+        last = msgspec.structs.replace(last, steps=max(whole, 1))
+    return msgspec.structs.replace(scenario, steps=steps, events=events, load=(*earlier, last))

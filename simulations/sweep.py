@@ -48,7 +48,9 @@ def chosen(wanted: Sequence[str], pool: PoolFacts) -> list[str]:
     names: dict[str, None] = {OURS: None}
     for name in wanted:
         if name not in groups and name not in known:
-            raise SweepError(f"rival {name!r} is unknown; allowed: {', '.join((*groups, *rivals))}, fixed:DRAFT:K")
+            raise SweepError(
+                f"rival {name!r} is unknown; allowed: {', '.join((*groups, *rivals))}, fixed:DRAFT:K, METHOD@DRAFT"
+            )
         names.update(dict.fromkeys(groups.get(name, [name])))
     return list(names)
 
@@ -86,8 +88,10 @@ def sweep(
 ) -> list[Comparison]:
     """Compare policies on every scenario over seeds 0..seeds - 1. `told`: (what, policies played since).
 
-    Raises `SweepError` for an unknown rival or a backend that is not there.
+    Raises `SweepError` for an unknown rival, no processes, or a backend that is not there.
     """
+    if jobs == 0:
+        raise SweepError("--jobs is 0; allowed: a number of processes, or -1 for one a core")
     if not scenarios:
         raise SweepError(f"no scenario given; shipped are: {', '.join(shipped())}")
     given = [scenario.name for scenario in scenarios]

@@ -210,8 +210,6 @@ class Timeline:
             acceptance[d, j] = self._table(d, tuple(means))
         tokens = expected_tokens(acceptance)
         reach = np.cumsum(state.shares)
-        if reach[-1] <= 0:
-            raise ValueError(f"step {begins}: every domain's share of traffic is 0; needed: one above 0")
         target, of = state.factors.get("target", 1.0), state.factors
         return Phase(
             begins,

@@ -45,7 +45,7 @@ def replay(
         _show(replayed, Console())
         if json is not None:
             _write(replayed, json)
-    except recording.RecordingError as error:
+    except (recording.RecordingError, OSError) as error:
         typer.echo(f"akc: {error}", err=True)
         raise typer.Exit(2) from None
 

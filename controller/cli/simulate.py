@@ -25,9 +25,10 @@ def simulate(
     steps: Annotated[int | None, typer.Option(min=1, help="Cut the scenarios to so many steps.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything measured to this file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Draw pictures into this folder.")] = None,
-    random: Annotated[list[int] | None, typer.Option(help="Also play the random scenario of this seed.")] = None,
+    random: Annotated[list[int] | None, typer.Option(min=0, help="Also play the random scenario of this seed.")] = None,
     variant: Annotated[
-        list[int] | None, typer.Option(help="Play this variant of each scenario instead: same kind, other numbers.")
+        list[int] | None,
+        typer.Option(min=0, help="Play this variant of each scenario instead: same kind, other numbers."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at once; -1: one a core.")] = 1,
     backend: Annotated[str, typer.Option(help="How joblib spreads them: loky, or dask for a cluster.")] = "loky",

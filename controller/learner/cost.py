@@ -11,19 +11,21 @@ the design (curve, law, effects),
     precision = prior + sum_key w Z^T Z,   mean = precision^-1 (prior . prior mean + sum_key w Z^T y)
 
 (Bishop, Pattern Recognition and Machine Learning, eqs. 3.50-3.51, from sufficient sums). Noise is relative: w = 1 /
-(sigma * the key's mean seconds)^2, sigma from the scatter within keys. A machine wanders, so a key's weight saturates.
-The sd of each kind of effect is estimated by one EM step a fit, bounded. How that Gaussian is solved: `chain`.
+(sigma * the key's mean seconds)^2, sigma from the scatter of keys around their own lines in the tokens. A machine
+wanders, so a key's weight saturates. The sd of each kind of effect is estimated by one EM step a fit, bounded. How that
+Gaussian is solved: `chain`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.learner import verification
 from controller.learner.chain import Bordered
 from controller.learner.config import PoolSpec
-from controller.learner.discount import Array
+from controller.learner.discount import Array, Index
 from controller.learner.normal import EffectKey, Equations, Layout
 from controller.learner.steps import SHARED, Sums
 from engine.link.messages import passes_bucket, prefill_bucket
@@ -51,11 +53,12 @@ SATURATION = 1000.0  # steps of one key beyond which more of them say little: it
 class Loads:
     """What steps of each load look like; arrays are [loads]."""
 
-    seconds: Array  # mean seconds of a step, from the nearest load where none ran
+    seconds: Array  # mean seconds of a step without prompts, from the nearest load where none ran
     rows: Array  # decode rows of a step
     kv: Array  # resident KV tokens
     prefill: Array  # prompt tokens a step
     steps: Array  # evidence
+    spent: Array  # mean seconds of all steps, those that carry prompts among them
 
 
 @dataclass(slots=True)
@@ -153,15 +156,21 @@ class CostDraws:
 
 
 def describe_loads(groups: list[Sums], spec: PoolSpec) -> Loads:
-    """Means by load; rows = verified - drafted tokens, kept inside the bucket."""
+    """Means by load; rows = verified - drafted tokens, kept inside the bucket.
+
+    A step that carries a long prompt takes as long as a hundred that only decode. So it is no measure of those; only
+    where no step came without a prompt, at any load, all of them are.
+    """
     loads = np.array(spec.loads, dtype=np.float64)
-    steps, seconds, rows, kv, prefill = np.zeros((5, len(loads)))
+    steps, seconds, rows, kv, prefill, bare, bare_seconds = np.zeros((7, len(loads)))
     for group in groups:
         at = np.array([spec.load_index(key[1]) for key in group.keys])
         drafted = group.x[:, SHARED::2].sum(axis=1)
+        decodes = np.array([not key[3] for key in group.keys])
+        sums = group.n, group.seconds, group.x[:, 0] - drafted, group.x[:, 2], group.x[:, 1]
         for total, value in zip(
-            (steps, seconds, rows, kv, prefill),
-            (group.n, group.seconds, group.x[:, 0] - drafted, group.x[:, 2], group.x[:, 1]),
+            (steps, seconds, rows, kv, prefill, bare, bare_seconds),
+            (*sums, group.n * decodes, group.seconds * decodes),
             strict=True,
         ):
             np.add.at(total, at, value)
@@ -172,12 +181,19 @@ def describe_loads(groups: list[Sums], spec: PoolSpec) -> Loads:
     mean_rows = np.clip(np.where(known, rows / safe, middle), loads, above)
     if not known.any():
         one = np.ones(len(loads))
-        return Loads(one, mean_rows, 0.0 * one, 0.0 * one, steps)
+        return Loads(one, mean_rows, 0.0 * one, 0.0 * one, steps, one)
     distance = np.abs(np.log2(loads)[:, None] - np.log2(loads)[None, :])
-    nearest = np.argmin(np.where(known[None, :], distance, np.inf), axis=1)
-    per_row = (kv / safe / mean_rows)[nearest]
+
+    def nearest(there: NDArray[np.bool_]) -> Index:
+        return np.asarray(np.where(there[None, :], distance, np.inf).argmin(axis=1), dtype=np.intp)
+
+    if not bare.any():
+        bare, bare_seconds = steps, seconds
+    usual = (bare_seconds / np.where(bare > 0, bare, 1.0))[nearest(bare > 0)]
+    near = nearest(known)
+    per_row = (kv / safe / mean_rows)[near]
     kv_here = np.where(known, kv / safe, per_row * mean_rows)
-    return Loads((seconds / safe)[nearest], mean_rows, kv_here, prefill / safe, steps)
+    return Loads(usual, mean_rows, kv_here, prefill / safe, steps, (seconds / safe)[near])
 
 
 def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array, Array]:
@@ -209,21 +225,32 @@ def _prior(spec: PoolSpec, loads: Loads) -> tuple[Array, Array, Array]:
 
 
 def relative_noise(groups: list[Sums]) -> float:
-    """Standard deviation of a step's seconds around its key's line in the verified tokens, relative to the key's mean.
+    """Standard deviation of a step's seconds around its key's plane in the verified and the prompt tokens, relative to
+    the key's mean.
 
-    Pooled over keys. Rows differ within a key: what that does to the seconds is no noise.
+    Pooled over keys. Rows and prompts differ within a key: what that does to the seconds is no noise.
     """
     variance, weight = NOISE[0] ** 2 * NOISE[1], NOISE[1]
     for group in groups:
-        mean, tokens = group.seconds / group.n, group.x[:, 0] / group.n
-        scatter = np.maximum(group.seconds_sq - group.seconds * mean, 0.0)
-        across = np.maximum(group.xx[:, 0, 0] - group.x[:, 0] * tokens, 0.0)
-        along = group.xy[:, 0] - group.seconds * tokens
-        sloped = across > 1e-6 * group.xx[:, 0, 0]
-        explained = np.where(sloped, along**2 / np.where(sloped, across, 1.0), 0.0)
-        freedom = group.n - 1.0 - sloped
+        mean = group.seconds / group.n
+        x = group.x[:, :2]
+        about = group.xx[:, :2, :2] - x[:, :, None] * x[:, None, :] / group.n[:, None, None]
+        along = group.xy[:, :2] - x * mean[:, None]
+        left = np.maximum(group.seconds_sq - group.seconds * mean, 0.0)
+        freedom = group.n - 1.0
+        # The tokens first, then what the prompts add (Gram and Schmidt).
+        sloped = about[:, 0, 0] > 1e-6 * group.xx[:, 0, 0]
+        shared = np.where(sloped, about[:, 0, 1] / np.where(sloped, about[:, 0, 0], 1.0), 0.0)
+        rest, rest_along = about[:, 1, 1] - shared * about[:, 0, 1], along[:, 1] - shared * along[:, 0]
+        for square, product, least in (
+            (about[:, 0, 0], along[:, 0], group.xx[:, 0, 0]),
+            (rest, rest_along, group.xx[:, 1, 1]),
+        ):
+            varies = square > 1e-6 * least
+            left -= np.where(varies, product**2 / np.where(varies, square, 1.0), 0.0)
+            freedom -= varies
         more = freedom > 0
-        variance += float((np.maximum(scatter - explained, 0.0) / mean**2)[more].sum())
+        variance += float((np.maximum(left, 0.0) / mean**2)[more].sum())
         weight += float(freedom[more].sum())
     return float(np.clip(np.sqrt(variance / weight), NOISE[2], 1.0))
 

@@ -117,7 +117,7 @@ def achieved_rows(
     """Rows for every context and load that ran."""
     loads = posterior.loads
     laws = posterior.centre().laws[..., 0]
-    prefill = np.clip(laws[:, 2] * loads.prefill / loads.seconds, 0.0, 0.95)
+    prefill = np.clip(laws[:, 2] * loads.prefill / loads.spent, 0.0, 0.95)
     speedup, low, high = achieved_speedup(earned, plain, plain_sd, prefill, posterior.noise)
     numbers = (speedup, low, high, *earned)
     return [

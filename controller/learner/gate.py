@@ -5,10 +5,10 @@ would swamp them): for every batch step since the last decision, with arms playe
 
     reserve += epsilon - loss,   loss = sum_arm pi(arm) * E[seconds / plain - tokens], by today's posterior
 
-kept at B0 or below. What was played lately is judged anew at every decision (`Learner._book`). So a context may lose B0
-steps to find out, and epsilon of its steps for ever. The pool holds a reserve of B0 too, on the sum over contexts:
-where nothing helps anywhere the contexts together lose B0, and where drafts help in one of them its gains pay for
-looking in the others.
+kept at B0 or below. What was played lately is not settled yet but pending, and judged anew at every decision
+(`Learner._book`). So a context may lose B0 steps to find out, and epsilon of its steps for ever. The pool holds a
+reserve of B0 too, on the sum over contexts: where nothing helps anywhere the contexts together lose B0, and where
+drafts help in one of them its gains pay for looking in the others.
 
 * an arm is *sure* when the lower bound of its gain clears 1 + margin: it may always be played;
 * it is *open* while its upper bound reaches 1 + margin and there is something left to learn, its gain known no better
@@ -32,31 +32,44 @@ class Gate:
 
     def __init__(self, budget: float, epsilon: float, margin: float) -> None:
         self.budget, self.epsilon, self.margin = budget, epsilon, margin
+        self.settled: Array = np.zeros(0)  # without what is pending
         self.reserve: Array = np.zeros(0)
         self.closed: NDArray[np.bool_] = np.zeros(0, dtype=bool)
-        self.pool_reserve = budget
+        self.pool_settled = self.pool_reserve = budget
         self.pool_closed = False
 
     def grow(self, contexts: int) -> None:
         """Give contexts new since the last call a full budget."""
         more = contexts - len(self.reserve)
         if more > 0:
+            self.settled = np.concatenate([self.settled, np.full(more, self.budget)])
             self.reserve = np.concatenate([self.reserve, np.full(more, self.budget)])
             self.closed = np.concatenate([self.closed, np.zeros(more, dtype=bool)])
 
-    def charge(self, steps: Array, lost: Array) -> None:
-        """Book steps played and plain steps lost by them, [contexts] each; opens or closes contexts.
+    def charge(self, steps: Array, lost: Array, pending: Array | float = 0.0) -> None:
+        """Book steps played, plain steps lost for good and those that are lost as it looks now; opens or closes
+        contexts. [contexts] each.
+
+        A gain that is only hoped for fills up the reserve while the hope lasts, and forgives nothing: it is pending. A
+        debt ends at -B0: what a machine that became three times slower makes of the last hundred steps was lost by
+        nobody's exploring, and would keep the gate shut for thousands of them.
 
         >>> gate = Gate(budget=10.0, epsilon=0.005, margin=0.01)
         >>> gate.grow(1)
-        >>> gate.charge(np.array([100.0]), np.array([20.5]))
+        >>> gate.charge(np.array([100.0]), np.array([8.5]), np.array([-5.0]))
+        >>> float(gate.reserve[0].round(6)), bool(gate.closed[0])    # 10 + .5 - 8.5 + 5
+        (7.0, False)
+        >>> gate.charge(np.array([0.0]), np.array([0.0]), np.array([5.0]))
         >>> float(gate.reserve[0].round(6)), bool(gate.closed[0])
-        (-10.0, True)
+        (-3.0, True)
         """
         change = steps * self.epsilon - lost
-        self.reserve = np.minimum(self.budget, self.reserve + change)
+        self.settled = np.clip(self.settled + change, -self.budget, self.budget)
+        self.reserve = np.clip(self.settled - pending, -self.budget, self.budget)
         self.closed = np.where(self.closed, self.reserve < 0.5 * self.budget, self.reserve <= 0.0)
-        self.pool_reserve = min(self.budget, self.pool_reserve + float(change.sum()))
+        looks = float((pending * np.ones_like(lost)).sum())
+        self.pool_settled = float(np.clip(self.pool_settled + float(change.sum()), -self.budget, self.budget))
+        self.pool_reserve = float(np.clip(self.pool_settled - looks, -self.budget, self.budget))
         self.pool_closed = self.pool_reserve < 0.5 * self.budget if self.pool_closed else self.pool_reserve <= 0.0
 
     @property

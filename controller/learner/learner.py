@@ -69,9 +69,6 @@ class Learner:
         self.probability: Array = np.zeros((0, len(spec.loads), arms))  # of the last decision
         self.recent: Array = np.zeros((0, len(spec.loads), arms))  # batch steps played, of the last _HINDSIGHT or so
         self.exploring: Array = np.ones(0)  # share of requests that explore, by context
-        self.judged: Array = np.zeros(
-            (0, len(spec.loads), arms)
-        )  # plain steps lost per step, when they were last booked
         self.stay = Stay(np.zeros((0, len(spec.loads)), dtype=np.intp), np.zeros((0, len(spec.loads))))
         self.quantiles: Array = np.zeros(len(spec.loads))
         self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
@@ -183,15 +180,17 @@ class Learner:
         """Open or close gates by what was played since the last decision, judged by what is known now.
 
         steps: row-steps [contexts, loads], rows: of a batch [loads], shortfall [contexts, loads, arms]. What was played
-        lately is judged anew, too: a prior that hopes would charge too little.
+        lately is judged anew until it fades: a prior that hopes would charge too little.
         """
         followed, batches = self._followed(), steps / rows
         new = batches[..., None] * followed
-        lost = new * shortfall + self.recent * (np.maximum(shortfall, 0.0) - np.maximum(self.judged, 0.0))
-        self.gate.charge(batches.sum(axis=1), lost.sum(axis=(1, 2)))
-        self.recent = self.recent * 0.5 ** (batches.sum(axis=1) / _HINDSIGHT)[:, None, None] + new
+        # Fades with every step of the context: what was played at a load that was left is not judged for ever by what
+        # its neighbours teach about it.
+        left = 0.5 ** (batches.sum(axis=1) / _HINDSIGHT)[:, None, None]
+        settled = (self.recent * (1.0 - left) * shortfall).sum(axis=(1, 2))
+        self.recent = self.recent * left + new
+        self.gate.charge(batches.sum(axis=1), settled, (self.recent * shortfall).sum(axis=(1, 2)))
         self.played = 0.999 * self.played + steps[..., None] * followed
-        self.judged = shortfall
 
     def _followed(self) -> Array:
         """What requests played by the last decision [contexts, loads, arms]: its probabilities where they are
@@ -279,7 +278,6 @@ class Learner:
             self.probability = np.concatenate([self.probability, new])
             self.exploring = np.concatenate([self.exploring, np.ones(more)])
             self.recent = np.concatenate([self.recent, new])
-            self.judged = np.concatenate([self.judged, new])
             shape = (more, self.stay.top.shape[1])
             top = np.concatenate([self.stay.top, np.full(shape, -1, dtype=np.intp)])
             self.stay = Stay(top, np.concatenate([self.stay.since, np.zeros(shape)]))

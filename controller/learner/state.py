@@ -72,8 +72,9 @@ class State(msgspec.Struct):
     pool_reserve: float | None = None
     pool_closed: bool = False
     recent: Packed | None = None
-    judged: Packed | None = None
     exploring: Packed | None = None
+    settled: Packed | None = None
+    pool_settled: float | None = None
 
 
 def pack(array: "np.ndarray[Any, Any]") -> Packed:
@@ -147,8 +148,9 @@ def dump(learner: "Learner") -> bytes:
             pool_reserve=learner.gate.pool_reserve,
             pool_closed=learner.gate.pool_closed,
             recent=pack(learner.recent),
-            judged=pack(learner.judged),
             exploring=pack(learner.exploring),
+            settled=pack(learner.gate.settled),
+            pool_settled=learner.gate.pool_settled,
         )
     )
 
@@ -191,19 +193,22 @@ def restore(learner: "Learner", data: bytes) -> None:
         kept = account.rows.setdefault((c, spec.loads[spec.load_index(load)], variant), row)
         if kept != row:  # the pool's largest batch shrank: its highest bucket takes in those above
             account.sums.fold(row, kept)
-    learner.gate.reserve, learner.gate.closed = unpack(state.reserve), unpack(state.closed)
+    gate = learner.gate
+    gate.reserve, gate.closed = unpack(state.reserve), unpack(state.closed)
+    gate.settled = gate.reserve.copy()  # of a version that knew nothing pending
     if state.pool_reserve is not None:
-        learner.gate.pool_reserve, learner.gate.pool_closed = state.pool_reserve, state.pool_closed
+        gate.pool_settled = gate.pool_reserve = state.pool_reserve
+        gate.pool_closed = state.pool_closed
     learner.effect_sd = state.effect_sd
     same = (state.drafts, state.ks, state.loads) == ([d.name for d in spec.drafts], list(spec.ks), list(spec.loads))
     if same:
         account.pending = {(c, load): steps for c, load, steps in state.pending}
         learner.played, learner.probability = unpack(state.played), unpack(state.probability)
-        if state.recent is not None and state.judged is not None and state.exploring is not None:
-            learner.recent, learner.judged = unpack(state.recent), unpack(state.judged)
-            learner.exploring = unpack(state.exploring)
-        else:  # of a version before they were kept
-            learner.recent, learner.judged = np.zeros_like(learner.played), np.zeros_like(learner.played)
-            learner.exploring = np.ones(len(learner.played))
+        if state.recent is not None and state.settled is not None and state.pool_settled is not None:
+            learner.recent = unpack(state.recent)
+            gate.settled, gate.pool_settled = unpack(state.settled), state.pool_settled
+        else:
+            learner.recent = np.zeros_like(learner.played)
+        learner.exploring = unpack(state.exploring) if state.exploring is not None else np.ones(len(learner.played))
         learner.quantiles, learner.held, learner.started = unpack(state.quantiles), unpack(state.held), state.started
         learner.stay = type(learner.stay)(unpack(state.top), unpack(state.since))

@@ -9,14 +9,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.learner.acceptance import RETIRED
 from controller.learner.discount import Array, FadingRows, Index, blend
-from engine.link.messages import CostCell
+from engine.link.messages import MAX_K, PREFILL_BUCKETS, CostCell, load_bucket, passes_bucket
 
 SHARED = 3  # features every step has: verified, prefill, kv
 MAX_ROWS = 4096  # keys a pool may use; the rest is not learned from
 FLOOR = 64.0  # an engine's first so many steps of a key are never capped
+_SECONDS = (1e-9, 1e6)  # shortest and longest mean of steps that is a measurement
+_MOST = 1e12  # root of the mean square of tokens in a step: what is beyond is no count of tokens
+_ROUNDING = 1e-7  # relative: what taking long sums off each other may cost
 
 _forms: dict[int, struct.Struct] = {}  # by number of drafts: packing floats is 3x faster than converting lists
 
@@ -54,6 +58,41 @@ def unpack(keys: list[CostKey], packed: Array) -> Sums:
     xx[:, upper[0], upper[1]] = triangle
     xx[:, upper[1], upper[0]] = triangle
     return Sums(keys, packed[:, 0], packed[:, 1], packed[:, 2], packed[:, 3 : 3 + d], xx, packed[:, -d:])
+
+
+def possible(sums: Sums) -> NDArray[np.bool_]:
+    """Which rows are sums that steps can have, [rows]; any number may be in them.
+
+    Sums of products of z = (1, seconds, x) make a matrix without negative eigenvalues, whatever the steps were. Sums
+    that contradict each other do not, and would make the cost model a Gaussian without a precision.
+
+    >>> steps = [10.0, 0.2, 0.004, 10, 0, 0, 10, 0, 0, 0, 0, 0, 0.2, 0, 0]    # 10 of 20 ms that verified 1 token each
+    >>> squares = [*steps[:6], 9, *steps[7:]]    # no ten numbers of sum 10 have squares of sum 9
+    >>> possible(unpack([((), 1, 0, 0)] * 2, np.array([steps, squares]))).tolist()
+    [True, False]
+    """
+    d = 2 + sums.x.shape[1]
+    z = np.empty((len(sums.n), d, d))
+    z[:, 0, 0], z[:, 1, 1], z[:, 2:, 2:] = sums.n, sums.seconds_sq, sums.xx
+    z[:, 0, 1] = z[:, 1, 0] = sums.seconds
+    z[:, 0, 2:] = z[:, 2:, 0] = sums.x
+    z[:, 1, 2:] = z[:, 2:, 1] = sums.xy
+    fair = np.isfinite(z).all(axis=(1, 2)) & (z >= 0.0).all(axis=(1, 2)) & (sums.n > 0)
+    z[~fair] = 1.0
+    n, square = z[:, 0, 0], np.diagonal(z, axis1=1, axis2=2)
+    usual = z[:, 0, 1] / n
+    fair &= (usual >= _SECONDS[0]) & (usual <= _SECONDS[1]) & (square[:, 2:] <= _MOST**2 * n[:, None]).all(axis=1)
+    z[~fair] = 1.0
+    # A feature that never occurred has a row of zeros; scaled, the others have ones on the diagonal.
+    scale = np.sqrt(np.where(square > 0, square, 1.0))
+    z /= scale[:, :, None] * scale[:, None, :]
+    return np.asarray(fair & (np.linalg.eigvalsh(z)[:, 0] >= -_ROUNDING), dtype=np.bool_)
+
+
+def _of_buckets(key: CostKey) -> bool:
+    """Whether its numbers are bounds of buckets: others would be kinds of steps without end."""
+    _, batch, passes, prefill = key
+    return batch == load_bucket(batch) and passes == passes_bucket(passes) <= MAX_K and prefill in PREFILL_BUCKETS
 
 
 class _Batch:
@@ -94,7 +133,7 @@ class StepEvidence:
             if batch is None:
                 batch = batches[len(drafts)] = _Batch(len(drafts))
             key = (drafts, cell.batch, cell.passes, cell.prefill)
-            row = self._row(key)
+            row = self.rows[key][1] if key in self.rows else self._row(key) if _of_buckets(key) else None
             if row is None or cell.seconds <= 0:
                 bad += 1
                 continue
@@ -114,10 +153,10 @@ class StepEvidence:
             if not batch.keys:
                 continue
             values = np.frombuffer(b"".join(batch.packed)).reshape(len(batch.keys), -1)
-            finite = np.isfinite(values).all(axis=1, keepdims=True)
-            if not finite.all():
-                bad += len(values) - int(finite.sum())
-                values = np.where(finite, values, 0.0)
+            fair = possible(unpack(batch.keys, values))
+            if not fair.all():
+                bad += len(values) - int(fair.sum())
+                values = np.where(fair[:, None], values, 0.0)
             self.engine_counts.add(batch.own, values[:, :1], time)
             if len(self.engine_rows) > 1:
                 values = values * self._weights(batch, time)[:, None]

@@ -11,7 +11,7 @@ from controller.learner import cost, verification
 from controller.learner.config import PoolSpec
 from controller.learner.prices import Prices, prices_at, repaired
 from controller.learner.steps import StepEvidence
-from engine.link.messages import CostCell, DraftInfo
+from engine.link.messages import CostCell, DraftInfo, prefill_bucket
 from tests.learner.world import cost_cell
 
 SPEC = PoolSpec((DraftInfo("ngram", "ngram", 8), DraftInfo("small", "model", 8)), tuple(range(9)), 8)
@@ -243,6 +243,39 @@ def test_prefill_tokens_do_not_leak_into_the_price_of_decoding() -> None:
     prices = prices_at(posterior(cells).centre(), 0, SPEC.ks)
     assert prices.plain[0] == pytest.approx(0.02, rel=0.06)
     assert together(prices, 1, 4, 1)[0] == pytest.approx(0.032, rel=0.06)
+
+
+def test_steps_with_long_prompts_are_no_measure_of_those_without() -> None:
+    """Half of the steps carry 2000 tokens of prompt at .5 ms each and take 1.02 s instead of .02; prompts on their own
+    fall under a batch of nobody. A fifth of the mean step, .1 s, is no least price of a plain one."""
+    rng = np.random.default_rng(13)
+    cells = []
+    for batch, k, prefill in ((1, 0, 0), (1, 4, 0), (1, 0, 2000), (1, 4, 2000), (0, 0, 2000)):
+        x = step(batch, k, "small")
+        x[1] = prefill
+        steps = [((0.02 + 0.001 * k + 5e-4 * prefill) * np.exp(rng.normal(0, 0.03)), x) for _ in range(60)]
+        cell = cost_cell(("small",) if k else (), batch, k, steps)
+        cells.append(msgspec.structs.replace(cell, prefill=prefill_bucket(prefill)))
+    found = posterior(cells)
+    assert found.loads.seconds == pytest.approx(0.022, rel=0.02)  # (.020 + .024) / 2
+    assert found.loads.spent == pytest.approx((0.02 + 0.024 + 3 * 1.02 + 0.004) / 5, rel=0.02)
+    prices = prices_at(found.centre(), 0, SPEC.ks)
+    assert prices.plain[0] == pytest.approx(0.02, rel=0.03)
+    assert together(prices, 1, 4, 1)[0] == pytest.approx(0.024, rel=0.03)
+
+
+def test_prompts_that_differ_within_a_key_are_no_noise() -> None:
+    """Four steps of 70 to 110 tokens of prompt and 2 or 3 verified tokens. Seconds are .1 + .001 prompt + .01 verified,
+    and (-1, 1, 1, -1) ms, which is at right angles to 1, to the prompts (-20, -10, 10, 20) and to the tokens
+    (-.5, -.5, .5, .5). So 4 (ms)^2 are left with one degree of freedom, beside the prior's 20."""
+    off = np.array([-1.0, 1.0, 1.0, -1.0]) * 1e-3
+    prompts, tokens = np.array([70.0, 80.0, 100.0, 110.0]), np.array([2.0, 2.0, 3.0, 3.0])
+    seconds = 0.1 + 0.001 * prompts + 0.01 * tokens + off
+    cell = Kind((), 1, 0, 64, seconds, np.column_stack([tokens, prompts, np.full(4, 100.0)])).cell()
+    store = StepEvidence(1e6, 1e7, share=0.1)
+    store.observe("e", 0.0, [cell])
+    expected = np.sqrt((0.05**2 * 20 + 4e-6 / 0.215**2) / 21)  # the mean step: .1 + .09 + .025
+    assert cost.relative_noise(store.gather(0.0, 1e9)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_draft_that_guesses_all_in_one_pass_shows_in_its_passes() -> None:

@@ -1,5 +1,8 @@
 """Evidence on acceptance and on cost: padding, caps, inconsistent cells, design effects."""
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -155,3 +158,39 @@ def test_an_engine_that_floods_a_key_is_thinned_to_its_share() -> None:
     honest = 10 * 50 * 10
     assert group.n[0] - honest < 0.2 * honest  # 50,000 lies enter as fewer than 1,000
     assert group.seconds[0] / group.n[0] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"sxx": [450.0, 0, 0, 0, 0, 0]}, "10 numbers of sum 100 have squares of sum 1000 or more"),
+        ({"sx": [-100.0, 0, 0]}, "no step verifies less than nothing"),
+        ({"sxy": [30.0, 0, 0]}, "seconds and tokens that never vary have a product that does not"),
+        ({"sx": [1e300, 0, 0]}, "no count of tokens"),
+        ({"seconds": 1e-200, "seconds_sq": 0.0, "sxy": [0.0, 0, 0]}, "no time a step takes"),
+        ({"batch": 5}, "buckets start at 4 and 8"),
+        ({"passes": 10}, "buckets start at 9 and 12"),
+        ({"passes": 10**9}, "beyond all buckets"),
+        ({"prefill": 65}, "buckets start at 64 and 256"),
+    ],
+    ids=str,
+)
+def test_sums_that_no_steps_have_are_left_out(wrong: dict[str, Any], why: str) -> None:
+    """10 steps of .2 s that verified 10 tokens each, and what cannot be."""
+    fair = CostCell([], 4, 0, 0, 10, 2.0, 0.4, [100.0, 0, 0], [1000.0, 0, 0, 0, 0, 0], [20.0, 0, 0])
+    store = StepEvidence(*LIVES, share=0.1)
+    assert store.observe("e", 0.0, [fair, msgspec.structs.replace(fair, **wrong)]) == 1, why
+    (sums,) = store.gather(0.0, 1e9)
+    assert len(sums.keys) == 1
+    assert sums.n.tolist() == [10.0]
+
+
+def test_steps_that_are_alike_or_have_all_kinds_of_features_are_possible() -> None:
+    """Few steps leave a matrix of low rank; rounding makes its least eigenvalues slightly negative."""
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 30):
+        x = np.column_stack(
+            [np.full(n, 4096.0), rng.integers(1, 9000, n), rng.integers(0, 10**6, n), np.full((n, 2), 3.0)]
+        )
+        cells = [cost_cell(("small",), 512, 3, list(zip(rng.uniform(1e-4, 10, n).tolist(), x, strict=True)))]
+        assert StepEvidence(*LIVES, share=0.1).observe("e", 0.0, cells) == 0

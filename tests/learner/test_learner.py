@@ -133,8 +133,10 @@ def test_an_unknown_schema_and_garbage_are_refused_in_words() -> None:
 
 
 def test_what_gates_judge_anew_survives_a_dump_and_a_dump_without_it_still_loads(experienced: Learner) -> None:
-    kept = ("recent", "judged", "exploring")
+    kept = ("recent", "exploring")
     loaded = Learner.load(experienced.dump(), QUICK, MIXED.spec)
+    assert loaded.gate.settled.tolist() == experienced.gate.settled.tolist()
+    assert loaded.gate.pool_settled == experienced.gate.pool_settled
     for name in kept:
         before, after = getattr(experienced, name), getattr(loaded, name)
         assert np.array_equal(before, after)
@@ -142,13 +144,13 @@ def test_what_gates_judge_anew_survives_a_dump_and_a_dump_without_it_still_loads
     assert experienced.exploring.max() <= 1.0
     assert experienced.exploring.min() >= QUICK.nonadaptive
     older = msgspec.msgpack.decode(experienced.dump())
-    for name in kept:
+    for name in (*kept, "settled", "pool_settled"):
         del older[name]
     learner = Learner.load(msgspec.msgpack.encode(older), QUICK, MIXED.spec)
     assert not learner.recent.any()
-    assert not learner.judged.any()
+    assert learner.gate.settled.tolist() == experienced.gate.reserve.tolist()
     assert (learner.exploring == 1.0).all()
-    assert learner.recent.shape == learner.judged.shape == experienced.played.shape
+    assert learner.recent.shape == experienced.played.shape
     assert learner.decide(now_of(experienced), np.random.default_rng(0)).cells
     assert (learner.exploring < 1.0).any()
 

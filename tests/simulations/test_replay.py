@@ -218,3 +218,11 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / "absent.parquet")])
     assert result.exit_code == 2
     assert "cannot be read as parquet" in result.output
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    app = typer.Typer()
+    register(app)
+    result = CliRunner().invoke(app, [str(SHIPPED), "--draws", "2", "--json", str(tmp_path / "no" / "x.json")])
+    assert result.exit_code == 2
+    assert "akc: [Errno 2] No such file or directory" in result.output

@@ -46,7 +46,7 @@ def test_every_shipped_scenario_loads_and_says_what_it_is_about(name: str) -> No
         ("stepps", 1, "stepps is no key; did you mean steps?"),
         ("colour", 1, "colour is no key; allowed: name, about, steps, engines"),
         ("target", 3, "target is 3; allowed: a table with memory_seconds, seconds_per_token, overhead"),
-        ("target", {}, "target.memory_seconds is missing; needed: number above 0, at most 1000"),
+        ("target", {}, "target.memory_seconds is missing; needed: number from 1e-06 to 1000"),
         ("k_values", [0, 40], "k_values[1] is 40; allowed: whole number from 0 to 32"),
         ("drafts.a.kind", "tree", "drafts.a.kind is 'tree'; allowed: 'eagle' or 'model' or 'ngram'"),
         ("drafts.b", {"kind": "model"}, "domains.code.acceptance lacks draft 'b'; needed: one curve a draft"),
@@ -71,6 +71,20 @@ def test_every_shipped_scenario_loads_and_says_what_it_is_about(name: str) -> No
         ("static", {"k": 2}, "static.k is 2; allowed with draft 'none': [0]"),
         ("hostile", 1, "hostile is 1; allowed: fewer than engines (1)"),
         ("domains.other", {"acceptance": {"a": [0.5]}}, "domains.other: the name is taken; allowed: any but other"),
+        ("target.memory_seconds", 1e-300, "target.memory_seconds is 1e-300; allowed: number from 1e-06 to 1000"),
+        ("target.memory_seconds", float("nan"), "target.memory_seconds is nan; allowed: number from 1e-06 to 1000"),
+        ("drafts.a.memory", float("inf"), "drafts.a.memory is inf; allowed: number from 0 to 1"),
+        ("domains.code.share", float("inf"), "domains.code.share is inf; allowed: number from 0 to 1000000.0"),
+        ("k_values", [], "k_values is empty; needed is one at least"),
+        ("load", [], "load is empty; needed is one at least"),
+        ("domains.code.acceptance.a", [], "domains.code.acceptance.a is empty; needed is one at least"),
+        ("domains.code.acceptance.a", [0.5] * 33, "domains.code.acceptance.a has 33 members; allowed: at most 32"),
+        ("name", "../small", "name is '../small'; allowed: no slashes"),
+        (
+            "events",
+            [{"kind": "share", "step": 5, "domain": "code", "share": 0}],
+            "events[0].share is 0, and so is every other; needed: one above 0 at any step",
+        ),
         ("domains.code.share", 0, "domains: every share is 0; needed: one above 0 from the first step on"),
     ],
 )  # fmt: skip
@@ -102,6 +116,14 @@ def test_both_ways_to_give_acceptance_and_all_defaults() -> None:
     assert scenario.ks == (0, 2, 4)
 
 
+def test_traffic_may_pass_from_one_domain_to_another_in_one_step() -> None:
+    events = [
+        {"kind": "share", "step": 5, "domain": name, "share": share} for name, share in (("code", 0), ("math", 1))
+    ]
+    data = changed("domains.math", {"share": 0, "acceptance": {"a": [0.5]}})
+    assert len(parse({**data, "events": events}).events) == 2
+
+
 def test_phases_of_the_load_follow_each_other_and_start_over() -> None:
     load_ = (Sine(low=1, high=5, period=4, steps=4), Alternating(batches=(4, 5), every=2, steps=4))
     assert batches(load_, 10).tolist() == [1, 3, 5, 3, 4, 4, 5, 5, 1, 3]
@@ -114,6 +136,14 @@ def test_cutting_a_scenario_leaves_later_events_out() -> None:
     short = cut(parse(changed("events", events)), 50)
     assert short.steps == 50
     assert [event.step for event in short.events] == [10]
+
+
+def test_a_ramp_to_the_end_is_cut_and_not_made_steeper() -> None:
+    load_ = [{"kind": "constant", "batch": 1, "steps": 20}, {"kind": "ramp", "first": 1, "last": 81}]
+    whole = parse(changed("load", load_))
+    short = cut(whole, 50)
+    assert batches(short.load, 50).tolist() == batches(whole.load, 100)[:50].tolist()
+    assert batches(short.load, 50)[-1] == round(1 + 80 * 29 / 79)
 
 
 @pytest.mark.parametrize("seed", range(25))

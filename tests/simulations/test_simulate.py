@@ -62,12 +62,31 @@ def test_shipped_scenarios_are_listed(app: typer.Typer) -> None:
         ([], "akc: no scenario given; shipped are: "),
         (["dip", "dip"], "akc: scenarios dip, dip: a name is given twice"),
         (["dip", "--rivals", "nobody"], "akc: rival 'nobody' is unknown; allowed: all, rivals, fixed, drafts, none"),
+        (["dip", "--jobs", "0"], "akc: --jobs is 0; allowed: a number of processes, or -1 for one a core"),
+        (["dip", "--json", "/dev/null/x.json"], "akc: --json '/dev/null/x.json' cannot be written: "),
+        (["dip", "--json", "/"], "akc: --json '/' cannot be written: it is a folder"),
+        (["dip", "--plots", "/dev/null/x"], "akc: --plots '/dev/null/x' cannot be written: Not a directory"),
+        (["--random", "-1"], "Invalid value for '--random'"),
+        (["dip", "--variant", "-1"], "Invalid value for '--variant'"),
     ],
 )
 def test_what_cannot_be_played_ends_with_a_sentence(app: typer.Typer, arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["simulate", *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_every_number_of_the_table_is_legible(app: typer.Typer, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """Of 80 columns, what a terminal has at least, the longest names take the rest; nothing is cut off."""
+    monkeypatch.setenv("COLUMNS", columns)
+    arguments = ["simulate", "three-domains", "--steps", "60", "--seeds", "1", "--rivals", "gaussian-ts-scaled,fixed"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "medians over 1 seed" in result.output
+    table = result.output.split("speedup: over plain")[0]
+    assert "switches" in table
+    assert "…" not in table
 
 
 def test_random_scenarios_are_played_by_seed(app: typer.Typer) -> None:
