@@ -19,17 +19,21 @@ from controller.learner.discount import Array, Index
 _LOST = 1e-12  # relative: what is smaller has drowned in the rounding of what was taken off
 
 
-def _root(scaled: Array) -> Array:
-    """A root of the inverse of a precision with about ones on its diagonal [m, m].
+def _root(left: Array, whole: Array) -> Array:
+    """A root of the inverse of the precision `left` [m, m], what is left of one with the diagonal `whole` [m].
 
-    Sums that no honest step gives (steps of a microsecond beside steps of minutes) can round it to one that is not
-    positive; directions of which nothing is left are then as good as unknown, and the decision goes on.
+    Scaled by Jacobi: coefficients of KV tokens and of intercepts differ by ten orders of magnitude. Sums that no honest
+    step gives (steps of a microsecond beside steps of minutes) can round it to one that is not positive; directions of
+    which nothing is left are then as good as unknown, and the decision goes on.
     """
+    jacobi = 1.0 / np.sqrt(np.maximum(np.diag(left), _LOST * whole))
+    scaled = left * jacobi[:, None] * jacobi
     try:
-        return np.asarray(np.linalg.inv(np.linalg.cholesky(scaled + _LOST * np.eye(len(scaled)))).T, dtype=np.float64)
+        root = np.linalg.inv(np.linalg.cholesky(scaled + _LOST * np.eye(len(scaled)))).T
     except np.linalg.LinAlgError:
         size, direction = np.linalg.eigh((scaled + scaled.T) / 2.0)
-        return np.asarray(direction / np.sqrt(np.maximum(size, _LOST * size[-1])), dtype=np.float64)
+        root = direction / np.sqrt(np.maximum(size, _LOST * size[-1]))
+    return np.asarray(jacobi[:, None] * root, dtype=np.float64)
 
 
 class Chain:
@@ -58,9 +62,7 @@ class Chain:
             if at:
                 above = self._roots[-1][:p] * walk[at - 1][:, None]
                 left[:p, :p] -= above @ above.T
-            # Jacobi scaling: coefficients of KV tokens and of intercepts differ by ten orders of magnitude.
-            jacobi = 1.0 / np.sqrt(np.maximum(np.diag(left), _LOST * np.diag(block)))
-            self._roots.append(jacobi[:, None] * _root(left * jacobi[:, None] * jacobi))
+            self._roots.append(_root(left, np.diag(block)))
 
     def solve(self, rhs: Array, own_rhs: Array) -> Array:
         """precision^-1 (rhs, own_rhs); rhs [L, m, n], own_rhs [O, n]."""
@@ -128,9 +130,7 @@ class Bordered:
         self.chain = chain
         self._follow = chain.solve(border, own_border)  # what the chain gives way when a variable of the border moves
         flat = np.concatenate([border.reshape(-1, border.shape[2]), own_border])
-        left = core - flat.T @ self._follow
-        jacobi = 1.0 / np.sqrt(np.maximum(np.diag(left), _LOST * np.diag(core)))
-        self._root = jacobi[:, None] * _root(left * jacobi[:, None] * jacobi)
+        self._root = _root(core - flat.T @ self._follow, np.diag(core))
 
     def mean(self, rhs: Array, own_rhs: Array, border_rhs: Array) -> Array:
         """precision^-1 (rhs, own_rhs, border_rhs); rhs [L, m], own_rhs [O], border_rhs [g]."""

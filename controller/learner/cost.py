@@ -107,9 +107,8 @@ class CostDraws:
 
     def curve(self, tokens: Array) -> Array:
         """Draws [n, size] of the curve at those numbers of verified tokens [n]."""
-        knot, share = verification.weights(self.posterior.knots, tokens)
-        values = self._draws[-len(self.posterior.knots) :]
-        return np.asarray(values[knot[:, 0]] * share[:, :1] + values[knot[:, 1]] * share[:, 1:], dtype=np.float64)
+        knots = self.posterior.knots
+        return verification.along(knots, tokens, self._draws[-len(knots) :])
 
     def effect(self, kind: str, drafts: tuple[str, ...], load: int, level: int) -> Array:
         """Draws [size] of one effect, seconds; `load` is an index."""

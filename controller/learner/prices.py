@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from controller.learner.cost import CostDraws
 from controller.learner.discount import Array
+from controller.learner.verification import along
 
 CHEAPEST = 0.9  # a speculative step costs at least this share of a plain one
 GRID = 32  # intervals of the curve of verification, from no drafted token to the largest K in every row
@@ -101,7 +102,7 @@ def prices_at(draws: CostDraws, load: int, ks: tuple[int, ...]) -> Prices:
     slope = law[4::2]  # [J, S]
     passes = law[5::2] * posterior.passes_per_k[:, None]
     k = np.array(ks, dtype=np.float64)[:, None, None]
-    verify = interpolated(curve, drafted, rows * k[:, 0, 0])
+    verify = along(drafted, rows * k[:, 0, 0], curve)
     seconds = (slope * rows + passes) * k
     seconds += (bare + verify)[:, None]
     seconds[1:] += draws.step_effects([(draft.name,) for draft in drafts], load, ks[1:])
@@ -112,14 +113,3 @@ def prices_at(draws: CostDraws, load: int, ks: tuple[int, ...]) -> Prices:
     seconds[0] = 0.0
     plain, slope, fixed, curve = (array.astype(np.float32) for array in (plain, slope, seconds, curve))
     return Prices(plain, slope, fixed, curve, float(drafted[1]))
-
-
-def interpolated(values: Array, at: Array, wanted: Array) -> Array:
-    """Values [n, S] at the ascending points `at` [n], along straight lines at `wanted` [m], within them: [m, S].
-
-    >>> interpolated(np.array([[0.0], [4.0]]), np.array([1.0, 3.0]), np.array([1.0, 2.5])).ravel().tolist()
-    [0.0, 3.0]
-    """
-    low = np.clip(np.searchsorted(at, wanted, side="right") - 1, 0, len(at) - 2)
-    share = ((wanted - at[low]) / (at[low + 1] - at[low]))[:, None]
-    return np.asarray(values[low] * (1.0 - share) + values[low + 1] * share, dtype=np.float64)

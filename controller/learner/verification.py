@@ -102,3 +102,13 @@ def weights(at: Array, tokens: Array) -> tuple[Index, Array]:
     low = np.clip(np.searchsorted(at, tokens, side="right") - 1, 0, len(at) - 2)
     share = (tokens - at[low]) / (at[low + 1] - at[low])
     return np.stack([low, low + 1], axis=-1), np.stack([1.0 - share, share], axis=-1)
+
+
+def along(at: Array, tokens: Array, values: Array) -> Array:
+    """A curve with values [n, S] at `at` [n], at those numbers of tokens [m]: [m, S].
+
+    >>> along(np.array([1.0, 3.0]), np.array([1.0, 2.5, 4.0]), np.array([[0.0], [4.0]])).ravel().tolist()
+    [0.0, 3.0, 6.0]
+    """
+    knot, share = weights(at, tokens)
+    return np.asarray(values[knot[:, 0]] * share[:, :1] + values[knot[:, 1]] * share[:, 1:], dtype=np.float64)

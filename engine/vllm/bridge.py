@@ -119,15 +119,12 @@ class Bridge:
         labels: Labels,
         drafter: Drafter | None,
         *,
-        drafts_seen: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """drafts_seen: drafts pass through the scheduler (`offered`), as they do without asynchronous scheduling."""
         self.link = link
         self.labels = labels
         self.drafter = drafter
         self.counts = Counts()
-        self._drafts_seen = drafts_seen
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._steps: deque[_Step] = deque()

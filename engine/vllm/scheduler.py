@@ -49,7 +49,7 @@ def _detokeniser(config: VllmConfig) -> Any:
     return text
 
 
-def _bridge(config: VllmConfig, *, drafts_seen: bool) -> Bridge | None:
+def _bridge(config: VllmConfig) -> Bridge | None:
     """The bridge of this engine, None where the plug-in is switched off. Raises for settings nobody can use."""
     parallel = config.parallel_config
     settings = settings_of(
@@ -75,20 +75,19 @@ def _bridge(config: VllmConfig, *, drafts_seen: bool) -> Bridge | None:
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
         settings.pool, settings.engine_id, drafter.name if drafter else "none", described.k_values, described.static.k,
     )  # fmt: skip
-    return Bridge(link, labels, drafter, drafts_seen=drafts_seen)
+    return Bridge(link, labels, drafter)
 
 
 class _Hooks:
     """The hooks, over either of vLLM's schedulers."""
 
-    _drafts_seen = True
     _akc: Bridge | None = None
     akc_errors = 0  # hooks that failed: 0, or 1, after which none is called any more
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         try:
-            self._akc = _bridge(self.vllm_config, drafts_seen=self._drafts_seen)  # type: ignore[attr-defined]  # the scheduler's
+            self._akc = _bridge(self.vllm_config)  # type: ignore[attr-defined]  # the scheduler's
         except Exception as error:
             self._give_up("start", error)
 
@@ -206,8 +205,6 @@ class SyncAdaptiveScheduler(_Hooks, Scheduler):
 
 class AsyncAdaptiveScheduler(_Hooks, AsyncScheduler):
     """The next step is scheduled before this one's drafts exist: rows hold places for them."""
-
-    _drafts_seen = False
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
         super()._apply(scheduler_output, planned, ks)

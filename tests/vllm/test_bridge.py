@@ -59,11 +59,11 @@ def made(name: str, prompt: int = 8, **params: Any) -> Any:
 class Engine:
     """What vLLM does around the hooks, for requests whose fate the test dictates."""
 
-    def __init__(self, ks: Sequence[int], *, drafts_seen: bool = True) -> None:
+    def __init__(self, ks: Sequence[int]) -> None:
         self.link, self.clock = Keeping(ks), Clock()
         settings = VllmSettings(classify=False)
         labels = Labels(settings, lambda: pytest.fail("nobody asked for a tokenizer"))
-        self.bridge = Bridge(self.link, labels, drafter_of("ngram", None, 4), drafts_seen=drafts_seen, clock=self.clock)
+        self.bridge = Bridge(self.link, labels, drafter_of("ngram", None, 4), clock=self.clock)
         self.asked: list[tuple[int, dict[str, int]]] = []
 
     def schedule(self, tokens: dict[Any, int], drafts: dict[str, int] | None = None, new: Sequence[str] = ()) -> Any:
@@ -206,7 +206,7 @@ def test_idle_time_is_no_part_of_a_step() -> None:
 
 def test_under_asynchronous_scheduling_places_for_drafts_are_all_that_is_seen() -> None:
     """Step t + 1 is scheduled before t comes back; every row drafts what its place says."""
-    engine, a = Engine([3, 1, 2], drafts_seen=False), made("a")
+    engine, a = Engine([3, 1, 2]), made("a")
     engine.bridge.came(a)
     first = engine.schedule({a: 8}, new=["a"])
     second = engine.schedule({a: 4}, {"a": 3})
