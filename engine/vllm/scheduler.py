@@ -3,10 +3,11 @@
 Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the error is logged once, serving goes on.
 """
 
+import contextlib
 import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -105,34 +106,36 @@ class _Hooks:
             except Exception:
                 _log.debug("adaptive_k: while giving up", exc_info=True)
 
+    @contextlib.contextmanager
+    def _ours(self, hook: str) -> Iterator[Bridge | None]:
+        """The bridge, None where there is none any more; an error inside is the last one."""
+        try:
+            yield self._akc
+        except Exception as error:
+            self._give_up(hook, error)
+
     def add_request(self, request: Request) -> None:
         """Meet a new request."""
         super().add_request(request)  # type: ignore[misc]  # the scheduler's
-        if self._akc is not None:
-            try:
-                self._akc.came(request)
-            except Exception as error:
-                self._give_up("add_request", error)
+        with self._ours("add_request") as bridge:
+            if bridge is not None:
+                bridge.came(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # the scheduler's
-        if self._akc is not None:
-            try:
-                self._akc.ended(request.request_id)
-            except Exception as error:
-                self._give_up("_free_request", error)
+        with self._ours("_free_request") as bridge:
+            if bridge is not None:
+                bridge.ended(request.request_id)
         return result
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
-        if self._akc is not None:
-            try:
+        with self._ours("_update_after_schedule") as bridge:
+            if bridge is not None:
                 # vLLM's own table by batch size, if there is one, has spoken: it bounds us.
                 most = scheduler_output.num_spec_tokens_to_schedule
                 waiting = len(self.waiting)  # type: ignore[attr-defined]  # the scheduler's
-                self._apply(scheduler_output, *self._akc.scheduled(scheduler_output, waiting, most))
-            except Exception as error:
-                self._give_up("_update_after_schedule", error)
+                self._apply(scheduler_output, *bridge.scheduled(scheduler_output, waiting, most))
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
         """Set the drafter's K; rows are cut when their drafts come in."""
@@ -143,18 +146,14 @@ class _Hooks:
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Cut every request's drafts to its K."""
         cut: dict[str, int] = {}
-        if self._akc is not None:
-            try:
+        with self._ours("update_draft_token_ids") as bridge:
+            if bridge is not None:
                 drafts = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
-                cut = self._akc.offered({request_id: len(tokens) for request_id, tokens in drafts})
-            except Exception as error:
-                self._give_up("update_draft_token_ids", error)
+                cut = bridge.offered({request_id: len(tokens) for request_id, tokens in drafts})
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]  # the scheduler's
-        if self._akc is not None:
-            try:
-                self._akc.validated(self._cut(cut))
-            except Exception as error:
-                self._give_up("update_draft_token_ids", error)
+        with self._ours("update_draft_token_ids") as bridge:
+            if bridge is not None:
+                bridge.validated(self._cut(cut))
 
     def _cut(self, cut: dict[str, int]) -> dict[str, int]:
         """Cut drafts to the given lengths; returns what is left of each."""
@@ -171,31 +170,25 @@ class _Hooks:
         """Report a step that has come back."""
         sampled: dict[str, int] = {}
         before: dict[str, int] = {}
-        if self._akc is not None:
-            try:
+        with self._ours("update_from_output") as bridge:
+            if bridge is not None:
                 index, tokens = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
                 if tokens:
                     # Counted now: a stop takes tokens off these lists.
                     sampled = {request_id: len(tokens[at]) for request_id, at in index.items()}
-                before = self._akc.outputs(scheduler_output)
-            except Exception as error:
-                self._give_up("update_from_output", error)
+                before = bridge.outputs(scheduler_output)
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]  # the scheduler's
-        if self._akc is not None:
-            try:
+        with self._ours("update_from_output") as bridge:
+            if bridge is not None:
                 busy = bool(self.running) or len(self.waiting) > 0  # type: ignore[attr-defined]  # the scheduler's
-                self._akc.completed(scheduler_output, sampled, before, busy=busy)
-            except Exception as error:
-                self._give_up("update_from_output", error)
+                bridge.completed(scheduler_output, sampled, before, busy=busy)
         return result
 
     def shutdown(self) -> None:
         """Send the last frame."""
-        if self._akc is not None:
-            try:
-                self._akc.close()
-            except Exception as error:
-                self._give_up("shutdown", error)
+        with self._ours("shutdown") as bridge:
+            if bridge is not None:
+                bridge.close()
         super().shutdown()  # type: ignore[misc]  # the scheduler's
 
 
