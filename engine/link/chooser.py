@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from engine.link.adapt import Evidence, decide
+from engine.link.held import Held
 from engine.link.messages import (
     NO_DRAFT,
     EngineDescription,
@@ -75,6 +76,7 @@ class Chooser:
         self._switch = switch if describe.switches else None
         self._own_probe = ProbePlan(_OWN_PROBE_FIRST, _OWN_PROBE_STEPS)
         self._in_force: _InForce | None = None
+        self._load = Held(load_bucket)
         self._seen: tuple[object, ...] = ()
         self._stamp = 0
         self._u = rng.random()
@@ -182,7 +184,7 @@ class Chooser:
                 self._probe_left = 0  # what a policy ordered ends with it
         elif self._probe_static(tickets):
             return [0] * len(tickets)
-        load = load_bucket(max(1, batch))
+        load = self._load(max(1, batch))
         state = (force, load, self._exploit)
         if state != self._seen:
             self._seen = state

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from engine.link import LinkLike, RowOutcome, StepOutcome, Ticket
-from engine.link.messages import OTHER, Regime
+from engine.link.held import Held
+from engine.link.messages import MAX_K, OTHER, Regime
 from engine.vllm.drafter import Drafter
 from engine.vllm.labels import Labels
 
@@ -111,6 +112,9 @@ def _regime(params: Any) -> Regime:
 class Bridge:
     """One engine's requests and steps. All calls come from the scheduler's thread and belong into the order of vLLM's
     hooks; `status` alone may come from elsewhere.
+
+    `table`: vLLM's own table, K by batch size. It bounds K where no policy is followed, counted in decoding rows and
+    held while the batch flickers across a boundary; a policy goes by its own loads.
     """
 
     def __init__(
@@ -119,12 +123,14 @@ class Bridge:
         labels: Labels,
         drafter: Drafter | None,
         *,
+        table: Callable[[int], int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.link = link
         self.labels = labels
         self.drafter = drafter
         self.counts = Counts()
+        self._table = Held(table) if table is not None else None
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._steps: deque[_Step] = deque()
@@ -147,9 +153,9 @@ class Bridge:
         if not self._steps:
             self._finish()
 
-    def scheduled(self, step: Scheduled, waiting: int, most: int) -> tuple[int, dict[str, int]]:
-        """A step was scheduled, and its requests' counters moved on. Returns the K of its drafter, at most `most`, and
-        of every request that will decode next.
+    def scheduled(self, step: Scheduled, waiting: int) -> tuple[int, dict[str, int]]:
+        """A step was scheduled, and its requests' counters moved on. Returns the K of its drafter and of every request
+        that will decode next.
         """
         began = self._clock()
         # New and resumed ones read a prompt, or join with one token and, maybe, dummy drafts that say nothing.
@@ -172,7 +178,7 @@ class Bridge:
             known.decodes = not request.is_prefill_chunk
             if known.decodes:
                 going_on.append(known)
-        planned = self._plan(going_on, most)
+        planned = self._plan(going_on)
         ks = {known.request.request_id: known.k for known in going_on}
         drafted: dict[str, tuple[int, int]] = {}
         if planned and self.drafter is not None:
@@ -181,14 +187,18 @@ class Bridge:
         self.link.queue(waiting)
         return planned, ks
 
-    def _plan(self, going_on: list[_Known], most: int) -> int:
+    def _plan(self, going_on: list[_Known]) -> int:
         tickets = [self._ticket(known, len(going_on)) for known in going_on]
-        planned = self.link.plan(tickets, len(tickets)) if tickets else []
-        for known, k in zip(going_on, planned, strict=True):
-            known.k = min(k, most) if known.speculates else 0
+        if not tickets:
+            return 0
+        planned = self.link.plan(tickets, len(tickets))
+        bound = self._table(len(tickets)) if self._table is not None else MAX_K
+        for known, ticket, k in zip(going_on, tickets, planned, strict=True):
+            bounded = min(k, bound) if ticket.variant == "static" else k
+            known.k = bounded if known.speculates else 0
             known.asked = known.k
             known.offered = None
-        return max((known.k for known in going_on), default=0)
+        return max(known.k for known in going_on)
 
     def _ticket(self, known: _Known, batch: int) -> Ticket:
         """The request's ticket: made when it decodes first, and anew when its domain becomes known later."""

@@ -1,6 +1,7 @@
 """What the one drafter of an engine is called on the wire, and the engine's description of itself."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
@@ -48,22 +49,46 @@ def drafter_of(
     return Drafter((name or known)[:64], kind, min(most, MAX_K), method == "suffix", int(many or kind == "ngram"))
 
 
+def by_batch(table: Sequence[Sequence[int]]) -> Callable[[int], int]:
+    """vLLM's `num_speculative_tokens_per_batch_size`, [first batch size, last, K] each: K at a batch size. Between the
+    ranges and behind the last one the K before goes on, as in vLLM.
+
+    >>> k = by_batch([[1, 4, 2], [8, 16, 1], [32, 512, 0]])
+    >>> [k(batch) for batch in (1, 4, 5, 8, 20, 32, 600)]
+    [2, 2, 2, 1, 1, 0, 0]
+    """
+    ordered = sorted(tuple(entry) for entry in table)
+    starts = [entry[0] for entry in ordered]
+    return lambda batch: int(ordered[max(bisect_right(starts, batch) - 1, 0)][2])
+
+
 def describe(
-    drafter: Drafter | None, settings: VllmSettings, *, software: str, target: str, hardware: str, max_batch: int
+    drafter: Drafter | None,
+    settings: VllmSettings,
+    *,
+    software: str,
+    target: str,
+    hardware: str,
+    max_batch: int,
+    prepared: Sequence[int] | None = None,
 ) -> EngineDescription:
-    """What the engine announces. Raises `ValueError` for a K that the drafter was not configured for.
+    """What the engine announces; `prepared`: the K that vLLM was told to prepare. Raises `ValueError` for a K that the
+    drafter was not configured for.
 
     >>> ngram = drafter_of("ngram", None, 4)
     >>> about = dict(software="vllm", target="t", hardware="cpu", max_batch=8)
     >>> made = describe(ngram, VllmSettings(), **about)
     >>> made.k_values, made.static.draft, made.static.k
     ([0, 1, 2, 3, 4], 'ngram', 4)
+    >>> describe(ngram, VllmSettings(), prepared=[3, 1, 0], **about).k_values
+    [0, 1, 3]
     >>> describe(ngram, VllmSettings(k_values=[2, 6]), **about)
     Traceback (most recent call last):
     ValueError: k_values has 6; num_speculative_tokens is 4, which is the largest K allowed
     """
     most = drafter.most if drafter else 0
-    ks: Sequence[int] = range(most + 1) if settings.k_values is None else settings.k_values
+    usual: Sequence[int] = range(most + 1) if prepared is None else [min(k, most) for k in prepared]
+    ks = usual if settings.k_values is None else settings.k_values
     too_deep = [k for k in ks if k > most]
     if too_deep and drafter is not None:
         raise ValueError(

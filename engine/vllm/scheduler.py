@@ -21,7 +21,7 @@ from vllm.version import __version__
 
 from engine.link import Link
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, describe, drafter_of
+from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of
 from engine.vllm.labels import Labels
 from engine.vllm.settings import settings_of
 from engine.vllm.versions import problem
@@ -60,6 +60,7 @@ def _bridge(config: VllmConfig) -> Bridge | None:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
     drafter = _drafter(config, settings.draft)
+    table = getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)
     described = describe(
         drafter,
         settings,
@@ -67,6 +68,7 @@ def _bridge(config: VllmConfig) -> Bridge | None:
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
         hardware=f"{config.device_config.device_type} {platform.machine()}",
         max_batch=config.scheduler_config.max_num_seqs,
+        prepared=[k for _, _, k in table] if table else None,
     )
     static = described.static
     settings = msgspec.structs.replace(settings, static_draft=static.draft, static_k=static.k)
@@ -76,7 +78,7 @@ def _bridge(config: VllmConfig) -> Bridge | None:
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
         settings.pool, settings.engine_id, drafter.name if drafter else "none", described.k_values, described.static.k,
     )  # fmt: skip
-    return Bridge(link, labels, drafter)
+    return Bridge(link, labels, drafter, table=by_batch(table) if table else None)
 
 
 class _Hooks:
@@ -132,10 +134,8 @@ class _Hooks:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
         with self._ours("_update_after_schedule") as bridge:
             if bridge is not None:
-                # vLLM's own table by batch size, if there is one, has spoken: it bounds us.
-                most = scheduler_output.num_spec_tokens_to_schedule
                 waiting = len(self.waiting)  # type: ignore[attr-defined]  # the scheduler's
-                self._apply(scheduler_output, *bridge.scheduled(scheduler_output, waiting, most))
+                self._apply(scheduler_output, *bridge.scheduled(scheduler_output, waiting))
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
         """Set the drafter's K; rows are cut when their drafts come in."""

@@ -125,13 +125,25 @@ def test_rows_move_together_at_the_same_quantile(chooser: Chooser, make_policy: 
     assert set(planned) == {(2, 2, 2, 0, 0, 0), (8, 8, 8, 4, 4, 4)}
 
 
+def test_k_does_not_follow_a_batch_that_flickers_across_a_bucket_s_boundary(
+    chooser: Chooser, make_policy: MakePolicy
+) -> None:
+    cells = {("code", load): {"ngram": (1.0, [(k, 1.0)])} for load, k in ((1, 8), (4, 2))}
+    chooser.use(make_policy(cells, nonadaptive=1.0), NOW)
+    tickets = admit(chooser, 1)
+    flickers = [chooser.plan(tickets, batch)[0] for batch in (3, 4, 3, 4, 4, 3) * 10]
+    assert set(flickers) == {8}
+    # A batch that stays moves K at the 16th of its steps.
+    assert [chooser.plan(tickets, 4)[0] for _ in range(17)] == [8] * 15 + [2] * 2
+
+
 def test_the_load_bucket_s_cell_counts_and_else_the_next_lower_one(chooser: Chooser, make_policy: MakePolicy) -> None:
     cells = {("code", load): {"ngram": (1.0, [(k, 1.0)])} for load, k in ((1, 8), (4, 2))}
     cells["other", 1] = {"ngram": (1.0, [(1, 1.0)])}
     cells["late", 8] = ALWAYS_4
     chooser.use(make_policy(cells, nonadaptive=1.0), NOW)
     tickets = admit(chooser, 1)
-    assert [chooser.plan(tickets, batch)[0] for batch in (1, 3, 4, 7, 16, 1)] == [8, 8, 2, 2, 2, 8]
+    assert [chooser.plan(tickets, batch)[0] for batch in (1, 3, 7, 16, 1)] == [8, 8, 2, 2, 8]
     assert chooser.plan(admit(chooser, 1, "late", 1), 1) == [1]  # no cell at or below load 1: `other`
     assert chooser.plan(admit(chooser, 1, "unheard", 1), 1) == [1]
 

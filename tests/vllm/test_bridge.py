@@ -8,7 +8,7 @@ import pytest
 
 from engine.link import StaticLink, StepOutcome, Ticket
 from engine.vllm.bridge import Bridge, Counts
-from engine.vllm.drafter import drafter_of
+from engine.vllm.drafter import by_batch, drafter_of
 from engine.vllm.labels import Labels
 from engine.vllm.settings import VllmSettings
 
@@ -59,11 +59,12 @@ def made(name: str, prompt: int = 8, **params: Any) -> Any:
 class Engine:
     """What vLLM does around the hooks, for requests whose fate the test dictates."""
 
-    def __init__(self, ks: Sequence[int]) -> None:
+    def __init__(self, ks: Sequence[int], table: Sequence[Sequence[int]] | None = None) -> None:
         self.link, self.clock = Keeping(ks), Clock()
         settings = VllmSettings(classify=False)
         labels = Labels(settings, lambda: pytest.fail("nobody asked for a tokenizer"))
-        self.bridge = Bridge(self.link, labels, drafter_of("ngram", None, 4), clock=self.clock)
+        looked_up = by_batch(table) if table else None
+        self.bridge = Bridge(self.link, labels, drafter_of("ngram", None, 4), table=looked_up, clock=self.clock)
         self.asked: list[tuple[int, dict[str, int]]] = []
 
     def schedule(self, tokens: dict[Any, int], drafts: dict[str, int] | None = None, new: Sequence[str] = ()) -> Any:
@@ -77,7 +78,7 @@ class Engine:
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
             num_invalid_spec_tokens=None,
         )
-        self.asked.append(self.bridge.scheduled(step, waiting=0, most=4))
+        self.asked.append(self.bridge.scheduled(step, waiting=0))
         return step
 
     def complete(
@@ -238,3 +239,34 @@ def test_a_step_nobody_scheduled_is_an_error() -> None:
     engine = Engine([2])
     with pytest.raises(LookupError, match="never scheduled"):
         engine.bridge.completed(SimpleNamespace(num_invalid_spec_tokens=None), {}, {}, busy=False)
+
+
+def test_vllm_s_table_counts_decoding_rows_and_does_not_flicker() -> None:
+    engine = Engine([2], table=[[1, 4, 2], [5, 512, 0]])
+    rows = [made(str(n)) for n in range(6)]
+    for one in rows:
+        engine.bridge.came(one)
+    engine.schedule(dict.fromkeys(rows[:4], 8), new=["0", "1", "2", "3"])
+    # A prompt that is being read is no decoding row: vLLM itself counts 5 requests here and stops speculating.
+    engine.schedule({**dict.fromkeys(rows[:4], 1), rows[4]: 4}, new=["4"])
+    assert [k for k, _ in engine.asked] == [2, 2]
+    # A fifth row that comes and goes leaves K alone; one that stays is followed at its 16th step.
+    engine.schedule({**dict.fromkeys(rows[:4], 1), rows[4]: 4})
+    for n in range(61):
+        engine.schedule(dict.fromkeys(rows[: 4 + n % 2], 1))
+    assert {k for k, _ in engine.asked} == {2}
+    for _ in range(16):
+        engine.schedule(dict.fromkeys(rows[:5], 1))
+    assert [k for k, _ in engine.asked[-2:]] == [2, 0]
+
+
+def test_a_policy_goes_by_its_own_loads_not_by_vllm_s_table() -> None:
+    engine, a = Engine([4], table=[[1, 512, 0]]), made("a")
+    engine.bridge.came(a)
+    engine.schedule({a: 8}, new=["a"])
+    assert engine.asked[-1] == (0, {"a": 0})
+    known = engine.bridge._known["a"]
+    assert known.ticket is not None
+    known.ticket.variant = "adaptive"
+    engine.schedule({a: 1})
+    assert engine.asked[-1] == (4, {"a": 4})
