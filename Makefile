@@ -8,13 +8,14 @@ TORCH  := torch==2.13.0
 # Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-vllm test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner lock clean help
+.PHONY: demo test test-slow test-vllm test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
 	@echo "make test          set up and run formatter, linter, type checker and the tests with coverage"
 	@echo "make bench         timings: engine against transformers, cost of the link, cost of a decision"
 	@echo "make bench-learner the learner against its bars and its rivals, on shipped and unseen scenarios (hours)"
+	@echo "make bench-vllm    the plug-in beside stock vLLM servers (VLLM_PYTHON=; about an hour)"
 	@echo "make test-vllm     the vLLM plug-in on a real vLLM (VLLM_PYTHON=a python that has one)"
 	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
 	@echo "make lock          resolve the lock file anew"
@@ -74,6 +75,12 @@ bench-learner: setup
 VLLM_PYTHON ?= python
 test-vllm:
 	$(VLLM_PYTHON) -m pytest tests/vllm -m vllm -p no:cacheprovider -p no:asyncio --noconftest -o addopts="--import-mode=importlib --strict-markers" -o filterwarnings=
+
+# Stock servers and ours on SmolLM2, n-gram drafts, three domains: about an hour. VLLM_PYTHON needs pandas too, for `vllm bench serve`.
+BENCH_VLLM_ARGS ?=
+bench-vllm: models
+	$(BIN)/python -m tests.bench.bench_vllm --vllm-python $(VLLM_PYTHON) $(BENCH_VLLM_ARGS)
+	$(BIN)/python -m tests.bench.bench_vllm --vllm-python $(VLLM_PYTHON) --table
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m slow -p no:cacheprovider

@@ -1,0 +1,237 @@
+"""The plug-in on real vLLM servers, beside stock ones: `make bench-vllm`, or `python -m tests.bench.bench_vllm`.
+
+Servers that differ in nothing but speculation - none, every fixed K, ours with a fixed K, ours adaptive - are started
+once and asked in turn, round after round, each time with the same prompts in the same order (`vllm bench serve` is the
+client). Traffic is all domains at once, and each domain alone. `--json FILE` keeps every run, `--from-json FILE` prints
+the tables again.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from controller.cli.demo.processes import Processes, free_port
+from controller.cli.demo.run import EmbeddedRedis
+from engine.models import fetch_smollm2, load_prompts
+from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, fixed, held
+
+ROOT = Path(__file__).parents[2]
+POOL = "bench"
+REQUESTS = {1: 6, 4: 12, 8: 24, 16: 36}  # of a run, by concurrency
+
+
+class Client:
+    """`vllm bench serve`, started once."""
+
+    def __init__(self, python: Path, model: Path, tokens: int, temperature: float) -> None:
+        self._asked = {"model": str(model), "tokens": tokens, "temperature": temperature}
+        self._process = subprocess.Popen(
+            [str(python), str(ROOT / "tests" / "bench" / "on_vllm" / "load.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def run(self, url: str, dataset: Path, requests: int, concurrency: int, seed: int) -> dict[str, Any]:
+        """What the client reports."""
+        assert self._process.stdin
+        assert self._process.stdout
+        asked = {
+            **self._asked, "url": url, "dataset": str(dataset), "requests": requests, "concurrency": concurrency,
+            "seed": seed,
+        }  # fmt: skip
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("RESULT "):
+                result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+                return result
+        raise RuntimeError(f"the client ended with {self._process.wait()} while asked {asked}")
+
+
+def datasets(folder: Path) -> dict[tuple[str, bool], Path]:
+    """Prompts as JSON lines by (domain or mixed, for warm-up), halves of each domain's prompts in a fixed order."""
+    made: dict[tuple[str, bool], Path] = {}
+    prompts = {domain: [p.messages[-1]["content"] for p in of] for domain, of in load_prompts().items()}
+    for warm in (True, False):
+        halves = {}
+        for domain, texts in prompts.items():
+            ordered = random.Random(0).sample(texts, len(texts))
+            halves[domain] = ordered[0::2] if warm else ordered[1::2]
+        least = min(map(len, halves.values()))
+        halves[MIXED] = [text for of in halves.values() for text in of[:least]]
+        for domain, texts in halves.items():
+            made[domain, warm] = folder / f"{domain}-{'warm-up' if warm else 'measured'}.jsonl"
+            made[domain, warm].write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return made
+
+
+class Servers:
+    """The servers, the controller and Redis."""
+
+    def __init__(self, group: Processes, given: argparse.Namespace, model: Path, redis_url: str) -> None:
+        self._group, self._given, self._model = group, given, model
+        self.urls: dict[str, str] = {}
+        self.controller = f"http://127.0.0.1:{free_port()}"
+        group.start(
+            "controller",
+            [sys.executable, "-m", "controller.cli", "controller", "--port", self.controller.rsplit(":", 1)[1]],
+            {"REDIS_URL": redis_url, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        deepest = max(given.k)
+        self._start(PLAIN, None, None)
+        for k in given.k:
+            self._start(fixed(k), k, None)
+        if given.held:
+            self._start(held(given.held), given.held, {"redis_url": "redis://127.0.0.1:1/0"})
+        self._start(ADAPTIVE, deepest, {"redis_url": redis_url, "pool": POOL})
+        group.wait_ready("controller", f"{self.controller}/healthz", 60)
+
+    def _start(self, name: str, k: int | None, ours: dict[str, str] | None) -> None:
+        url = self.urls[name] = f"http://127.0.0.1:{free_port()}"
+        argv = [
+            str(self._given.vllm_python.parent / "vllm"), "serve", str(self._model), "--served-model-name", "target",
+            "--port", url.rsplit(":", 1)[1], "--max-model-len", "1024", "--max-num-seqs", "16", "--enforce-eager",
+            "--no-enable-prefix-caching", "--block-size", "32", "--num-gpu-blocks-override", "400",
+        ]  # fmt: skip
+        if k is not None:
+            speculative = {
+                "method": "ngram",
+                "num_speculative_tokens": k,
+                "prompt_lookup_max": 3,
+                "prompt_lookup_min": 1,
+            }
+            argv += ["--speculative-config", json.dumps(speculative)]
+        if ours is not None:
+            argv += ["--scheduler-cls", "engine.vllm.AdaptiveScheduler"]
+            argv += ["--additional-config", json.dumps({"adaptive_k": ours})]
+        env = {
+            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+        log = name.replace(" ", "").replace("=", "").replace(",", "-")
+        self._group.start(log, argv, env)
+        self._group.wait_ready(log, f"{url}/health", 300)  # one after the other: starting costs a core
+        print(f"{name}: {url}", file=sys.stderr)
+
+    def policy(self) -> Any:
+        """The policy in force."""
+        return httpx.get(f"{self.controller}/v1/pools/{POOL}/policy", timeout=10).json()
+
+
+def runs(given: argparse.Namespace) -> Iterator[Run]:
+    """Play everything."""
+    model = given.model or fetch_smollm2()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Processes(given.logs) as group,
+        EmbeddedRedis() as redis_url,
+    ):
+        sets = datasets(Path(folder))
+        servers = Servers(group, given, model, redis_url)
+        client = Client(given.vllm_python, model, given.tokens, given.temperature)
+
+        def run(round_: int, server: str, traffic: str, concurrency: int) -> Run:
+            warm = round_ < 0
+            result = client.run(
+                servers.urls[server], sets[traffic, warm], REQUESTS.get(concurrency, 2 * concurrency), concurrency,
+                seed=abs(round_),
+            )  # fmt: skip
+            return Run(
+                round_, server, traffic, concurrency, result["total_output_tokens"], result["duration"],
+                result["p50_tpot_ms"] / 1e3, result["p95_tpot_ms"] / 1e3, result["failed"],
+            )  # fmt: skip
+
+        for server in servers.urls:
+            if server != ADAPTIVE:
+                run(-1, server, MIXED, 1)  # first requests pay for what is made lazily
+        started = time.monotonic()
+        turn = 0
+        while time.monotonic() - started < given.warm_up:
+            turn += 1
+            for concurrency in given.concurrency:
+                yield run(-turn, ADAPTIVE, MIXED, concurrency)
+        rng = random.Random(1)
+        for round_ in range(1, given.rounds + 1):
+            for concurrency in given.concurrency:
+                for traffic in given.traffic:
+                    for server in rng.sample(list(servers.urls), len(servers.urls)):
+                        yield run(round_, server, traffic, concurrency)
+        if given.policy:
+            given.policy.write_text(json.dumps(servers.policy()))
+
+
+def table(given: argparse.Namespace) -> None:
+    """The case of a table whose boundary the batch flickers across."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = datasets(Path(folder))[MIXED, False]
+        script = ROOT / "tests" / "bench" / "on_vllm" / "table.py"
+        argv = [str(given.vllm_python), str(script), "--model", str(given.model or fetch_smollm2())]
+        subprocess.run(
+            [*argv, "--prompts", str(prompts), "--rounds", str(given.rounds)],
+            check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--vllm-python", type=Path, help="python of the environment with vLLM (and pandas)")
+    parser.add_argument("--model", type=Path, help="folder of the target [SmolLM2-135M-Instruct]")
+    parser.add_argument("--k", type=_numbers, default=[1, 2, 4, 8], help="fixed K of stock servers [1,2,4,8]")
+    parser.add_argument("--held", type=int, default=4, help="K of the server that prices the plug-in; 0: none [4]")
+    parser.add_argument("--concurrency", type=_numbers, default=[1, 4, 8, 16], help="clients [1,4,8,16]")
+    parser.add_argument("--traffic", type=lambda t: t.split(","), default=[MIXED, "code", "math", "chat"])
+    parser.add_argument("--rounds", type=int, default=6, help="rounds [6]")
+    parser.add_argument("--warm-up", type=float, default=240.0, help="seconds [240]")
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most [96]")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--json", type=Path, help="append every run here, a line a run")
+    parser.add_argument("--policy", type=Path, help="write the last policy here")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "akc-bench-vllm")
+    parser.add_argument("--table", action="store_true", help="play vllm issue 49548's case instead")
+    parser.add_argument("--from-json", type=Path, help="play nothing, print what the file holds")
+    given = parser.parse_args(arguments)
+    if given.from_json is None and given.vllm_python is None:
+        parser.error("--vllm-python is needed: the python of an environment with vLLM")
+    if given.held and given.held not in given.k:
+        parser.error(f"--held is {given.held}; allowed: 0 or one of --k {given.k}")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    given = options(arguments)
+    if given.from_json is not None:
+        print(Report([Run(*json.loads(line)) for line in given.from_json.read_text().splitlines()]))
+        return
+    if given.table:
+        table(given)
+        return
+    done = []
+    for run in runs(given):
+        done.append(run)
+        speed = run.tokens / run.seconds
+        print(
+            f"{run.round:3} {run.traffic:6} {run.concurrency:3} {run.server:12} {speed:7.1f} tokens/s", file=sys.stderr
+        )
+        if given.json is not None:
+            with given.json.open("a") as kept:
+                kept.write(json.dumps(run) + "\n")
+    print(Report(done))
+
+
+if __name__ == "__main__":
+    main()
