@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import uvicorn
 from fastapi import FastAPI
 
-from controller.api import decisions, domains, engines, health, policies, pools, problems
+from controller.api import decisions, domains, engines, health, policies, pools, problems, router
 from controller.dashboard import status
 from controller.metrics import registry
 from controller.settings import ControllerSettings
@@ -44,7 +44,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
         redoc_url=None,
     )
     problems.install(app)
-    for module in (health, pools, policies, domains, decisions, engines, status):
+    for module in (health, pools, policies, domains, decisions, engines, router, status):
         app.include_router(module.router)
     return app
 
