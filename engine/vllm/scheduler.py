@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -34,9 +35,35 @@ def _drafter(config: VllmConfig, name: str | None) -> Drafter | None:
     if speculative is None:
         return None
     parallel = bool(getattr(speculative, "parallel_drafting", False))
-    return drafter_of(
+    drafter = drafter_of(
         str(speculative.method), speculative.model, speculative.num_speculative_tokens, name, parallel=parallel
     )
+    # Ranks that run together (experts) meet in every pass of a drafting model: another number of them would hang all.
+    return drafter._replace(steady=drafter.steady or (_together(config) and drafter.kind != "ngram"))
+
+
+def _together(config: VllmConfig) -> bool:
+    """Whether data-parallel ranks run their passes together; vLLM tells independent ranks that they are alone."""
+    return bool(config.parallel_config.data_parallel_size > 1)
+
+
+def _hardware(config: VllmConfig) -> str:
+    """What step times depend on besides the model: engines of one pool must agree on it."""
+    try:
+        name = str(current_platform.get_device_name())
+    except Exception:
+        name = str(config.device_config.device_type)
+    parallel, kind = config.parallel_config, str(config.model_config.dtype).removeprefix("torch.")
+    devices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    return f"{devices} x {name}, {platform.machine()}, {kind}"
+
+
+def _log_with_vllm() -> None:
+    """Let the link's messages come out where and as vLLM's do: it hides what is not its own below a warning."""
+    link, theirs = logging.getLogger("engine.link"), logging.getLogger("vllm")
+    if theirs.handlers and not link.handlers:
+        link.handlers, link.propagate = list(theirs.handlers), False
+        link.setLevel(theirs.level)
 
 
 def _detokeniser(config: VllmConfig) -> Any:
@@ -53,9 +80,9 @@ def _detokeniser(config: VllmConfig) -> Any:
 def _bridge(config: VllmConfig) -> Bridge | None:
     """The bridge of this engine, None where the plug-in is switched off. Raises for settings nobody can use."""
     parallel = config.parallel_config
-    settings = settings_of(
-        config.additional_config, os.environ, parallel.data_parallel_rank, parallel.data_parallel_size
-    )
+    # Independent ranks are told that they are alone, and keep their index.
+    rank = parallel.data_parallel_index
+    settings = settings_of(config.additional_config, os.environ, rank, max(parallel.data_parallel_size, rank + 1))
     if settings.off:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
@@ -66,12 +93,13 @@ def _bridge(config: VllmConfig) -> Bridge | None:
         settings,
         software=f"vllm {__version__}",
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
-        hardware=f"{config.device_config.device_type} {platform.machine()}",
+        hardware=_hardware(config),
         max_batch=config.scheduler_config.max_num_seqs,
         prepared=[k for _, _, k in table] if table else None,
     )
     static = described.static
     settings = msgspec.structs.replace(settings, static_draft=static.draft, static_k=static.k)
+    _log_with_vllm()
     link = Link.connect(settings, described)
     labels = Labels(settings, lambda: _detokeniser(config))
     _log.info(
