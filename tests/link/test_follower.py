@@ -1,5 +1,6 @@
 """Following a policy: which versions count, what is refused and why, and a server that comes and goes."""
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -157,3 +158,14 @@ def test_it_starts_without_a_server_and_survives_its_restart(
     down_server.publish(live_policy(2))
     eventually(lambda: judge.newest == (1, 2))
     assert follower.close(5)
+
+
+def test_the_log_tells_that_a_policy_came_into_force_and_not_every_next_one(
+    judge: Judge, make_policy: MakePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="engine.link.follower"):
+        for n in (1, 2, 3):
+            judge.judge(encode(make_policy({}, version=(5, n))), NOW)
+        judge.judge(b"{", NOW)
+        judge.judge(encode(make_policy({}, version=(5, 4))), NOW)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
