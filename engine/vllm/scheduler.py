@@ -4,6 +4,7 @@ Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the 
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import platform
@@ -20,10 +21,12 @@ from vllm.v1.request import Request
 from vllm.version import __version__
 
 from engine.link import Link
+from engine.link.messages import MAX_K
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, describe, drafter_of
+from engine.vllm.drafter import Drafter, describe, drafter_of, further
 from engine.vllm.labels import Labels
-from engine.vllm.settings import settings_of
+from engine.vllm.settings import VllmSettings, settings_of
+from engine.vllm.several import Force, in_force, obstacle
 from engine.vllm.versions import problem
 
 _log = logging.getLogger("vllm.adaptive_k")
@@ -39,6 +42,19 @@ def _drafter(config: VllmConfig, name: str | None) -> Drafter | None:
     )
 
 
+def _others(config: VllmConfig, settings: VllmSettings, drafter: Drafter | None, cache: Any) -> Force:
+    """The drafters that the worker has in force beside the configured one."""
+    if not settings.drafters:
+        return Force([], [], [])
+    why = obstacle(config)
+    others = further(settings, drafter or Drafter("none", "other", MAX_K))
+    layers = [name for group in getattr(cache, "kv_cache_groups", ()) for name in group.layer_names]
+    force = in_force(others, layers, why, asynchronous=bool(config.scheduler_config.async_scheduling))
+    for line in force.lines:
+        _log.error("adaptive_k: drafter %s", line)
+    return force
+
+
 def _detokeniser(config: VllmConfig) -> Any:
     from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -50,7 +66,7 @@ def _detokeniser(config: VllmConfig) -> Any:
     return text
 
 
-def _bridge(config: VllmConfig) -> Bridge | None:
+def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     """The bridge of this engine, None where the plug-in is switched off. Raises for settings nobody can use."""
     parallel = config.parallel_config
     settings = settings_of(
@@ -60,9 +76,11 @@ def _bridge(config: VllmConfig) -> Bridge | None:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
     drafter = _drafter(config, settings.draft)
+    force = _others(config, settings, drafter, cache)
     described = describe(
         drafter,
         settings,
+        others=force.others,
         software=f"vllm {__version__}",
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
         hardware=f"{config.device_config.device_type} {platform.machine()}",
@@ -74,9 +92,10 @@ def _bridge(config: VllmConfig) -> Bridge | None:
     labels = Labels(settings, lambda: _detokeniser(config))
     _log.info(
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
-        settings.pool, settings.engine_id, drafter.name if drafter else "none", described.k_values, described.static.k,
+        settings.pool, settings.engine_id, ", ".join(one.name for one in described.drafts) or "none",
+        described.k_values, described.static.k,
     )  # fmt: skip
-    return Bridge(link, labels, drafter)
+    return Bridge(link, labels, drafter, others=force.others, places=force.places)
 
 
 class _Hooks:
@@ -88,7 +107,8 @@ class _Hooks:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         try:
-            self._akc = _bridge(self.vllm_config)  # type: ignore[attr-defined]  # the scheduler's
+            cache = getattr(self, "kv_cache_config", None)
+            self._akc = _bridge(self.vllm_config, cache)  # type: ignore[attr-defined]  # the scheduler's
         except Exception as error:
             self._give_up("start", error)
 
@@ -128,6 +148,22 @@ class _Hooks:
                 bridge.ended(request.request_id)
         return result
 
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the requests that may come up have their drafters before vLLM looks for cached blocks."""
+        with self._ours("schedule") as bridge:
+            if bridge is not None:
+                self._choose(bridge)
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]  # the scheduler's
+
+    def _choose(self, bridge: Bridge) -> None:
+        running = len(self.running)  # type: ignore[attr-defined]  # the scheduler's
+        next_ones = itertools.islice(self.waiting, max(0, self.max_num_running_reqs - running))  # type: ignore[attr-defined]  # the scheduler's
+        for request_id, salt in bridge.choose(next_ones, running).items():
+            request = self.requests[request_id]  # type: ignore[attr-defined]  # the scheduler's
+            request.cache_salt = salt
+            request.block_hashes = []
+            request.update_block_hashes()
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
         with self._ours("_update_after_schedule") as bridge:
@@ -138,7 +174,7 @@ class _Hooks:
                 self._apply(scheduler_output, *bridge.scheduled(scheduler_output, waiting, most))
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
-        """Set the drafter's K; rows are cut when their drafts come in."""
+        """Set the K of the drafting; rows are cut when their drafts come in."""
         drafter = self._akc.drafter if self._akc else None
         if drafter is not None and not drafter.steady:
             scheduler_output.num_spec_tokens_to_schedule = planned

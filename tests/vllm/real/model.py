@@ -28,5 +28,16 @@ def write(folder: Path, layers: int = 4, seed: int = 0) -> None:
     fast.save_pretrained(folder)
 
 
+def truncate(target: Path, folder: Path, layers: int) -> None:
+    """Write the target's first layers as a model of their own: a draft that is right often and wrong often."""
+    config = LlamaConfig.from_pretrained(target)
+    config.num_hidden_layers = layers
+    LlamaForCausalLM.from_pretrained(target, config=config, torch_dtype=torch.bfloat16).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(target).save_pretrained(folder)
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        truncate(Path(sys.argv[1]), Path(sys.argv[2]), 3)
+    else:
+        write(Path(sys.argv[1]))
