@@ -243,8 +243,9 @@ class Bridge:
         planned = self.link.plan(tickets, len(tickets)) if tickets else []
         for known, k in zip(going_on, planned, strict=True):
             known.k = min(k, most) if known.speculates else 0
-            if known.ticket is not None and known.ticket.draft in self._team:
-                known.k = min(known.k, self._team[known.ticket.draft].most)
+            if self._team and known.ticket is not None:
+                drafter = self._team.get(known.ticket.draft)
+                known.k = min(known.k, drafter.most) if drafter is not None else 0
             known.asked = known.k
             known.offered = None
         return max((known.k for known in going_on), default=0)

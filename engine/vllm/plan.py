@@ -12,8 +12,8 @@ class Plan(int):
     reads a number.
 
     >>> plan = Plan(4, {"a": 0, "b": 2}, {"a": 4, "b": 1})
-    >>> plan + 1, plan.rows(["b", "c", "a"]), plan.most(["b", "c"])
-    (5, {2: [0], 0: [2]}, 1)
+    >>> plan + 1, plan.rows(["b", "c", "a"])
+    (5, {2: [0], 0: [2]})
     """
 
     drafts: Mapping[str, int]
@@ -33,7 +33,3 @@ class Plan(int):
             if at is not None:
                 found.setdefault(at, []).append(row)
         return found
-
-    def most(self, requests: Sequence[str]) -> int:
-        """The largest K of these requests."""
-        return max((self.ks.get(request, 0) for request in requests), default=0)

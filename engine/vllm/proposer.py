@@ -78,9 +78,8 @@ def _same_vocabulary(target: str, draft: str) -> None:
 
 
 class _Sampled(NamedTuple):
-    """What the target has just sampled: requests by row, tokens [rows, n] with -1 behind the last, rows without."""
+    """What the target has just sampled: the batch by row, tokens [rows, n] with -1 behind the last, rows without."""
 
-    requests: list[str]
     batch: Any
     tokens: torch.Tensor
     discarded: torch.Tensor
@@ -97,6 +96,7 @@ class _Team:
         self.models: dict[int, FurtherModel] = {}
         self.lookups: dict[int, tuple[int, int]] = {}
         self.failed: set[int] = set()
+        self.broken = False  # sharing out itself has failed
         self.sampled: _Sampled | None = None
         if settings.off or not settings.drafters:
             return
@@ -150,6 +150,7 @@ class SeveralDrafters(_Prefixed):
             if len(team.names) > 1:
                 self._team = team
                 self._max_len = vllm_config.model_config.max_model_len
+                self._asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
         except Exception as error:
             _log.error("adaptive_k: the configured drafter only: %s", error)
 
@@ -211,8 +212,7 @@ class SeveralDrafters(_Prefixed):
     ) -> Any:  # fmt: skip
         """Remember who stands in which row: vLLM calls this right before `propose`, which is not told."""
         if self._team is not None:
-            ids = list(gpu_input_batch.req_ids[: gpu_input_batch.num_reqs])
-            self._team.sampled = _Sampled(ids, gpu_input_batch, sampled_token_ids, discard_request_mask)
+            self._team.sampled = _Sampled(gpu_input_batch, sampled_token_ids, discard_request_mask)
         return super().prepare_next_token_ids_padded(
             sampled_token_ids, requests, gpu_input_batch, discard_request_mask
         )
@@ -222,35 +222,55 @@ class SeveralDrafters(_Prefixed):
         team = self._team
         if team is None or not isinstance(num_speculative_tokens, Plan):
             return super().propose(num_speculative_tokens, *args, **kwargs)
-        sampled, team.sampled = team.sampled, None
         rows = kwargs["common_attn_metadata"].batch_size()
-        drafts = torch.zeros(rows, int(num_speculative_tokens), dtype=torch.int64, device=self.device)
-        if sampled is None or args or len(sampled.requests) != rows:
-            team.guard(0, _mixed_up, rows)
+        if not team.broken:
+            try:
+                return self._shared(num_speculative_tokens, team, rows, kwargs)
+            except Exception as error:
+                team.broken = True
+                _log.error(
+                    "adaptive_k: no drafts until this engine restarts, since they could not be shared out: %r. Please "
+                    "report this.", error, exc_info=error,
+                )  # fmt: skip
+        return self._cut(self._zeros(rows, num_speculative_tokens), {}, [0] * rows)
+
+    def _zeros(self, rows: int, k: int) -> torch.Tensor:
+        return torch.zeros(rows, int(k), dtype=torch.int64, device=self.device)
+
+    def _cut(
+        self, drafts: torch.Tensor, looked_up: Mapping[int, list[int]], lengths: Sequence[int]
+    ) -> torch.Tensor | list[list[int]]:
+        """Rows of their lengths, as lists. Under asynchronous scheduling the target verifies what the scheduler has
+        left room for: there, zeros fill it up.
+        """
+        if self._asynchronous:
             return drafts
-        return self._shared(num_speculative_tokens, team, sampled, drafts, kwargs)
+        return [looked_up.get(row, tokens[: lengths[row]]) for row, tokens in enumerate(drafts.tolist())]
 
     def _shared(
-        self, plan: Plan, team: _Team, sampled: _Sampled, drafts: torch.Tensor, kwargs: dict[str, Any]
+        self, plan: Plan, team: _Team, batch: int, kwargs: dict[str, Any]
     ) -> torch.Tensor | list[list[int]]:
+        sampled, team.sampled = team.sampled, None
+        if sampled is None or sampled.batch.num_reqs != batch:
+            raise LookupError(f"a batch of {batch} rows was not prepared before it came to be drafted for")
+        requests = list(sampled.batch.req_ids[:batch])
+        drafts, lengths = self._zeros(batch, plan), [0] * batch
         looked_up: dict[int, list[int]] = {}
-        drafted: dict[int, int] = {}
-        for place, rows in plan.rows(sampled.requests).items():
-            k = min(plan.most([sampled.requests[row] for row in rows]), int(plan))
+        lacking = False
+        for place, rows in plan.rows(requests).items():
+            ks = [plan.ks.get(requests[row], 0) for row in rows]
+            k = max(ks)
             if place in team.lookups:
                 if k:
-                    looked_up |= team.guard(place, self._look_up, plan, place, rows, sampled) or {}
+                    looked_up |= team.guard(place, self._look_up, place, rows, ks, sampled) or {}
                 continue
-            proposed = team.guard(place, self._run, place, k, rows, len(drafts), kwargs)
+            proposed = team.guard(place, self._run, place, k, rows, batch, kwargs)
+            lacking |= proposed is None
             if proposed is not None and k:
                 drafts[torch.tensor(rows, device=drafts.device), :k] = proposed.to(drafts.dtype)
-                drafted |= dict.fromkeys(rows, k)
-        if not looked_up:
-            return drafts
-        return [
-            looked_up[row] if row in looked_up else tokens[: drafted.get(row, 0)]
-            for row, tokens in enumerate(drafts.tolist())
-        ]
+                for row in rows:
+                    lengths[row] = k
+        return self._cut(drafts, looked_up, lengths) if looked_up or lacking else drafts
 
     def _run(self, place: int, k: int, rows: list[int], batch: int, kwargs: dict[str, Any]) -> torch.Tensor:
         """Let a model draft k tokens for those rows, [rows, k]."""
@@ -260,24 +280,19 @@ class SeveralDrafters(_Prefixed):
         assert self._team is not None
         return self._team.models[place].propose(k, **own)
 
-    def _look_up(self, plan: Plan, place: int, rows: list[int], sampled: _Sampled) -> dict[int, list[int]]:
+    def _look_up(self, place: int, rows: list[int], ks: list[int], sampled: _Sampled) -> dict[int, list[int]]:
         """What lookup finds for those rows; nothing where the target sampled nothing, as in the middle of a prompt."""
         assert self._team is not None
         least, most = self._team.lookups[place]
         at = torch.tensor(rows, device=sampled.tokens.device)
         tokens, discarded = sampled.tokens[at].tolist(), sampled.discarded[at].tolist()
         found = {}
-        for row, new, skip in zip(rows, tokens, discarded, strict=True):
+        for row, k, new, skip in zip(rows, ks, tokens, discarded, strict=True):
             kept = [] if skip else [token for token in new if token >= 0]
             known = int(sampled.batch.num_tokens_no_spec[row])
             text = np.concatenate([sampled.batch.token_ids_cpu[row, :known], np.array(kept, dtype=np.int32)])
-            k = min(plan.ks.get(sampled.requests[row], 0), self._max_len - len(text))
-            found[row] = continuation(text, k, least, most) if kept else []
+            found[row] = continuation(text, min(k, self._max_len - len(text)), least, most) if kept else []
         return found
-
-
-def _mixed_up(rows: int) -> None:
-    raise LookupError(f"a batch of {rows} rows came to be drafted for that was never prepared")
 
 
 def whole(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,7 @@ drafters are `trunc` (configured), `same` (the target itself) and `ngram`. A pha
 bridge and a link that decides by the request's domain, which in these tests is the name of its draft:
 
 `fixed` K = 4 · `random` K at random for every row of every step · `none`, `paused`, `same` all requests on one choice
-· `fault:PLACE` the model at that place fails from its 5th call on · `broken` sharing out fails · `plain` as `none`, but
-told by min_p... of the request itself is not tried, since vLLM 0.32 refuses it.
+· `fault:1` the model `same` fails from its 5th call on · `broken` sharing out fails
 """
 
 import json
@@ -31,7 +30,7 @@ from engine.vllm.settings import VllmSettings
 
 NOWHERE = "redis://127.0.0.1:1/0"
 NAMES = ("trunc", "same", "ngram", "none")
-# Long ones are read in several chunks beside rows that decode; pairs share their first block.
+# Read in several chunks beside rows that decode; all have their first block in common.
 PROMPTS = [
     f"{'Hello my name is ' * 3}{name}, hello my name is {name}, hello" + " and so on" * (nth % 3) * 3
     for nth, name in enumerate(("a", "bob", "carl", "d e", "x y z", "q", "a b", "zed"))
@@ -68,7 +67,7 @@ def watched(drafter: Any) -> dict[str, int]:
 
 def params(nth: int, draft: str, most: int) -> SamplingParams:
     return SamplingParams(
-        temperature=0.0, max_tokens=most + 5 * nth, stop=["ee"] if nth == 2 else None, ignore_eos=nth != 1,
+        temperature=0.0, max_tokens=most + 5 * nth, stop=["e"] if nth == 2 else None, ignore_eos=nth != 1,
         extra_args={"domain": draft},
     )  # fmt: skip
 
@@ -101,8 +100,35 @@ def spoil(drafter: Any, phase: str) -> None:
         model.propose = failing(model.propose)
 
 
+def counted(scheduler: Any) -> list[int]:
+    """Count preemptions from now on."""
+    count, whole = [0], scheduler._preempt_request
+
+    def preempt(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return whole(*args, **kwargs)
+
+    scheduler._preempt_request = preempt
+    return count
+
+
+def planned(bridge: Bridge) -> dict[str, int]:
+    """Passes by draft that the bridge will have planned."""
+    sums = {"trunc": 0, "same": 0, "ngram": 0}
+    whole = bridge.scheduled
+
+    def scheduled(*args: Any) -> Any:
+        answer = whole(*args)
+        for name, (_, passes) in bridge._steps[-1].drafted.items():
+            sums[name] += passes
+        return answer
+
+    bridge.scheduled = scheduled  # type: ignore[method-assign]
+    return sums
+
+
 def serve(llm: Any, scheduler: Any, drafter: Any, phase: str, passes: dict[str, int], most: int) -> dict[str, Any]:
-    """One phase."""
+    """One phase. `drafter` is None where the worker is another process."""
     rng = random.Random(1)
     choose = {"random": lambda ticket, batch: rng.randrange(5), "paused": lambda ticket, batch: 0}.get(phase)
     link = Watching(4, choose)
@@ -111,9 +137,11 @@ def serve(llm: Any, scheduler: Any, drafter: Any, phase: str, passes: dict[str, 
     others = [one for name, one in old._team.items() if name != "trunc"]
     places = [old._place[one.name] for one in others]
     bridge = scheduler._akc = Bridge(link, labels, old.drafter, others=others, places=places)
+    bridge._steps.extend(old._steps)  # under asynchronous scheduling one of the last phase may be under way
+    sums = planned(bridge)
     if phase.startswith(("fault", "broken")):
         spoil(drafter, phase)
-    before = dict(passes)
+    before, preempted = dict(passes), counted(scheduler)
     drafts = drafts_of(phase)
     asked = [params(nth, draft, most) for nth, draft in enumerate(drafts)]
     answers = llm.generate(PROMPTS, asked, use_tqdm=False)
@@ -121,17 +149,19 @@ def serve(llm: Any, scheduler: Any, drafter: Any, phase: str, passes: dict[str, 
     tickets = {id(row.ticket): row.ticket for step in link.steps for row in step.rows}
     return {
         "drafts": drafts,
-        "texts": [answer.outputs[0].text for answer in answers],
+        "texts": [list(answer.outputs[0].token_ids) for answer in answers],
         "drafted": [metric.per_step_drafted for metric in metrics],
         "accepted": [metric.per_step_accepted for metric in metrics],
         "counts": list(bridge.counts),
         "steps": [[len(step.rows), step.drafted] for step in link.steps],
         "tickets": sorted(repr(ticket) for ticket in tickets.values()),
         "by_draft": by_draft(list(tickets.values()), link.steps),
+        "planned": sums,
         "passes": {name: passes[name] - before[name] for name in passes},
-        "cached": [answer.num_cached_tokens for answer in answers],
+        "cached": [answer.num_cached_tokens or 0 for answer in answers],
         "left": [len(bridge._known), len(bridge._over), len(bridge._steps)],
-        "failed": sorted(drafter._team.failed),
+        "failed": [] if drafter is None else sorted(drafter._team.failed),
+        "preempted": preempted[0],
     }
 
 
@@ -157,10 +187,11 @@ def run(folder: str, truncated: str, asked: dict[str, Any]) -> dict[str, Any]:
             whole(config)
             config.scheduler_config.async_scheduling = wanted
 
-        CpuPlatform.check_and_update_config = kept  # type: ignore[method-assign,assignment]
+        CpuPlatform.check_and_update_config = staticmethod(kept)  # type: ignore[method-assign,assignment]
     if asked.get("plugin", True):
         plugin.register()  # as vLLM does where the package is installed
-    drafters = asked.get("drafters", [{"name": "same", "model": folder}, {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}])
+    lookup = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    drafters = asked.get("drafters", [{"name": "same", "model": folder}, lookup])
     ours = {
         "scheduler_cls": "engine.vllm.AdaptiveScheduler",
         "additional_config": {"adaptive_k": {"redis_url": NOWHERE, "draft": "trunc", "drafters": drafters}},
@@ -168,28 +199,28 @@ def run(folder: str, truncated: str, asked: dict[str, Any]) -> dict[str, Any]:
         "per_request_spec_decode_metrics": "detailed",
     }
     llm = LLM(
-        folder, enforce_eager=True, max_model_len=512, max_num_seqs=4, dtype="float32", disable_log_stats=True,
-        **({} if asked["phases"] == ["stock"] else ours), **{"max_num_batched_tokens": 64, **asked.get("engine", {})},
+        folder, enforce_eager=True, max_model_len=256, max_num_seqs=4, dtype="float32", disable_log_stats=True,
+        max_num_batched_tokens=64, block_size=32, **({} if asked["phases"] == ["stock"] else ours),
+        **asked.get("engine", {}),
     )  # fmt: skip
     core: Any = llm.llm_engine.engine_core.engine_core
     scheduler = core.scheduler
     most = asked.get("most", 40)
     if asked["phases"] == ["stock"]:
         answers = llm.generate(PROMPTS, [params(nth, "x", most) for nth in range(len(PROMPTS))], use_tqdm=False)
-        return {"texts": [answer.outputs[0].text for answer in answers]}
-    drafter = core.model_executor.driver_worker.worker.model_runner.drafter
+        return {"texts": [list(answer.outputs[0].token_ids) for answer in answers]}
+    drafter = None
+    if asked.get("engine", {}).get("distributed_executor_backend") != "mp":
+        drafter = core.model_executor.driver_worker.worker.model_runner.drafter
     report: dict[str, Any] = {
         "scheduler": type(scheduler).__name__,
         "proposer": type(drafter).__name__,
-        "described": [],
-        "team": list(scheduler._akc._team) if scheduler._akc is not None else None,
+        "described": sorted(scheduler._akc.link._chooser._drafts.items()),
     }
-    if scheduler._akc is not None:
-        report["described"] = sorted(scheduler._akc.link._chooser._drafts.items())
     if not asked["phases"]:
         answers = llm.generate(PROMPTS, [params(nth, "x", most) for nth in range(len(PROMPTS))], use_tqdm=False)
-        report["texts"] = [answer.outputs[0].text for answer in answers]
-    passes = watched(drafter) if asked["phases"] else {}
+        report["texts"] = [list(answer.outputs[0].token_ids) for answer in answers]
+    passes = watched(drafter) if asked["phases"] and drafter is not None else {}
     for phase in asked["phases"]:
         report[phase] = serve(llm, scheduler, drafter, phase, passes, most)
     report["errors"] = scheduler.akc_errors
