@@ -58,9 +58,9 @@ def further(settings: VllmSettings, configured: Drafter) -> list[Drafter]:
 
     >>> from engine.vllm.settings import DrafterSettings
     >>> main = drafter_of("draft_model", "/models/small", 5)
-    >>> [one.name for one in further(VllmSettings(drafters=[DrafterSettings(method="ngram")]), main)]
+    >>> [one.name for one in further(VllmSettings(drafters=(DrafterSettings(method="ngram"),)), main)]
     ['ngram']
-    >>> further(VllmSettings(drafters=[DrafterSettings(model="/old/small")]), main)
+    >>> further(VllmSettings(drafters=(DrafterSettings(model="/old/small"),)), main)
     Traceback (most recent call last):
     ValueError: drafters[0] is called 'small', as another drafter is; give it a name of its own
     """

@@ -1,4 +1,4 @@
-"""Prompt lookup on the host, as vLLM's own n-gram drafter answers it (`vllm/v1/spec_decode/ngram_proposer.py`, 0.32)."""
+"""Prompt lookup on the host, with the answers of vLLM's own (`vllm/v1/spec_decode/ngram_proposer.py`, 0.32)."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def continuation(tokens: NDArray[np.integer[Any]], k: int, least: int, most: int) -> list[int]:
-    """Up to k tokens that followed the earliest occurrence of the text's longest known end, of `least` to `most` tokens.
+    """Up to k tokens that followed the earliest occurrence of the text's longest known end, of `least` to `most`.
 
     An occurrence may overlap the end itself, but not be it. vLLM's own needs numba, which must not be imported before
     its CPU worker starts; an occurrence is rare enough that comparing backwards from each is as quick.

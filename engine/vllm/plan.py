@@ -20,6 +20,7 @@ class Plan(int):
     ks: Mapping[str, int]
 
     def __new__(cls, k: int, drafts: Mapping[str, int] | None = None, ks: Mapping[str, int] | None = None) -> "Plan":
+        """The number `k`, with what it carries."""
         made = super().__new__(cls, k)
         made.drafts = drafts or {}  # a request without a drafter is not among them
         made.ks = ks or {}  # of requests that will decode next

@@ -6,7 +6,6 @@ all of the worker, so it is not imported for this: it is changed when vLLM itsel
 """
 
 import importlib.util
-import inspect
 import logging
 import sys
 from importlib.abc import MetaPathFinder
@@ -34,30 +33,29 @@ def register() -> None:
 def replace(module: ModuleType) -> None:
     """Replace the proposer in vLLM's module; leave it, and say so, where it is not as expected."""
     stock = getattr(module, NAME, None)
+    if stock is not None and "akc" in vars(stock):
+        return
     try:
-        if stock is None:
-            raise LookupError(f"{MODULE}.{NAME} is not there")
-        if "akc" in vars(stock):
+        why = _misfit(stock)
+        if why is None:
+            from engine.vllm.proposer import SeveralDrafters
+
+            setattr(module, NAME, SeveralDrafters)
             return
-        _fits(stock)
-        from engine.vllm.proposer import SeveralDrafters
-
-        setattr(module, NAME, SeveralDrafters)
     except Exception as error:
-        # Whether anybody wanted several drafters is not known here; the scheduler says so where they did.
-        _log.warning("adaptive_k: one drafter only: %s", error)
+        why = repr(error)
+    # Whether anybody wanted several drafters is not known here: the scheduler says it louder where they did.
+    _log.info("adaptive_k: one drafter only: %s", why)
 
 
-def _fits(stock: type[Any]) -> None:
+def _misfit(stock: Any) -> str | None:
     from vllm.version import __version__
 
+    if stock is None:
+        return f"{MODULE}.{NAME} of vLLM {__version__} is not there"
     if minor(__version__) not in TESTED:
-        raise LookupError(f"vLLM {__version__} is not among the versions it was tested with ({', '.join(TESTED)})")
-    why = missing(__version__, stock, PROPOSER)
-    if why is not None:
-        raise LookupError(why)
-    if "runner" not in inspect.signature(stock).parameters:
-        raise LookupError(f"{NAME} of vLLM {__version__} takes no runner")
+        return f"vLLM {__version__} is not among the versions it was tested with ({', '.join(TESTED)})"
+    return missing(__version__, stock, PROPOSER)
 
 
 class _Finder(MetaPathFinder):

@@ -74,7 +74,9 @@ def _same_vocabulary(target: str, draft: str) -> None:
         return
     moved = sum(theirs.vocabulary.get(token) != at for token, at in ours.vocabulary.items())
     if moved:
-        raise ValueError(f"{moved} of the target's {len(ours.vocabulary)} tokens have other ids in the draft's vocabulary")
+        raise ValueError(
+            f"{moved} of the target's {len(ours.vocabulary)} tokens have other ids in the draft's vocabulary"
+        )
 
 
 class _Sampled(NamedTuple):
@@ -103,9 +105,7 @@ class _Team:
         why = obstacle(config)
         if why is not None:
             raise ValueError(why)
-        for place, (one, described) in enumerate(
-            zip(settings.drafters, further(settings, main), strict=True), start=1
-        ):
+        for place, (one, described) in enumerate(zip(settings.drafters, further(settings, main), strict=True), start=1):
             self.names[place] = described.name
             if described.cached:
                 self.guard(place, self._add, config, device, place, one, described.most)
@@ -144,6 +144,7 @@ class SeveralDrafters(_Prefixed):
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None) -> None:
         super().__init__(vllm_config, device, runner)
         self._team: _Team | None = None
+        self.draft_attn_groups: list[Any]  # vLLM's
         self._own_groups: list[Any] = []
         try:
             team = _Team(vllm_config, device)
@@ -213,9 +214,7 @@ class SeveralDrafters(_Prefixed):
         """Remember who stands in which row: vLLM calls this right before `propose`, which is not told."""
         if self._team is not None:
             self._team.sampled = _Sampled(gpu_input_batch, sampled_token_ids, discard_request_mask)
-        return super().prepare_next_token_ids_padded(
-            sampled_token_ids, requests, gpu_input_batch, discard_request_mask
-        )
+        return super().prepare_next_token_ids_padded(sampled_token_ids, requests, gpu_input_batch, discard_request_mask)
 
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Any:
         """Drafts of all rows: a tensor [rows, K], or a list of lists where lookup has drafted."""
@@ -247,9 +246,7 @@ class SeveralDrafters(_Prefixed):
             return drafts
         return [looked_up.get(row, tokens[: lengths[row]]) for row, tokens in enumerate(drafts.tolist())]
 
-    def _shared(
-        self, plan: Plan, team: _Team, batch: int, kwargs: dict[str, Any]
-    ) -> torch.Tensor | list[list[int]]:
+    def _shared(self, plan: Plan, team: _Team, batch: int, kwargs: dict[str, Any]) -> torch.Tensor | list[list[int]]:
         sampled, team.sampled = team.sampled, None
         if sampled is None or sampled.batch.num_reqs != batch:
             raise LookupError(f"a batch of {batch} rows was not prepared before it came to be drafted for")
@@ -275,10 +272,10 @@ class SeveralDrafters(_Prefixed):
     def _run(self, place: int, k: int, rows: list[int], batch: int, kwargs: dict[str, Any]) -> torch.Tensor:
         """Let a model draft k tokens for those rows, [rows, k]."""
         own = subset(kwargs, rows) if len(rows) < batch else whole(kwargs)
-        if place == 0:
-            return super().propose(k, **own)
         assert self._team is not None
-        return self._team.models[place].propose(k, **own)
+        run = super().propose if place == 0 else self._team.models[place].propose
+        drafted: torch.Tensor = run(k, **own)
+        return drafted
 
     def _look_up(self, place: int, rows: list[int], ks: list[int], sampled: _Sampled) -> dict[int, list[int]]:
         """What lookup finds for those rows; nothing where the target sampled nothing, as in the middle of a prompt."""

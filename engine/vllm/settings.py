@@ -19,9 +19,9 @@ _Words = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 class DrafterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A drafter beside the configured one: n-gram lookup, or a draft `model` (a folder or a hub name).
 
-    `name` on the wire is by default the model's or the method's; `num_speculative_tokens`, its largest K, the configured
-    drafter's. `prompt_lookup_max` and `prompt_lookup_min`: longest and shortest n-gram, by vLLM's defaults (5 and 5; one
-    alone: both that).
+    `name` on the wire is by default the model's or the method's; `num_speculative_tokens`, its largest K, that of the
+    configured drafter. `prompt_lookup_max` and `prompt_lookup_min`: longest and shortest n-gram, by vLLM's defaults (5
+    and 5; one alone: both that).
     """
 
     name: Label | None = None
@@ -67,7 +67,7 @@ class VllmSettings(LinkSettings, frozen=True, kw_only=True):
 
     off: bool = False
     draft: Label | None = None
-    drafters: list[DrafterSettings] = []
+    drafters: tuple[DrafterSettings, ...] = ()
     k_values: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_K)]] | None = None
     request_id: str | None = None
     lora: bool = True
@@ -106,7 +106,7 @@ def settings_of(additional: Any, env: Mapping[str, str], rank: int = 0, ranks: i
     return settings
 
 
-def _drafters(described: Any) -> list[DrafterSettings] | None:
+def _drafters(described: Any) -> tuple[DrafterSettings, ...] | None:
     """The further drafters from a list of tables, or from JSON that holds one."""
     if described is None:
         return None
@@ -123,4 +123,4 @@ def _drafters(described: Any) -> list[DrafterSettings] | None:
             made.append(load(DrafterSettings, env={}, flags=one))
         except SettingsError as error:
             raise SettingsError(f"drafters[{at}]: {str(error).removeprefix('DrafterSettings: ')}") from None
-    return made
+    return tuple(made)

@@ -27,20 +27,20 @@ def obstacle(config: Any) -> str | None:
     if speculative is None or str(speculative.method) != "draft_model":
         method = speculative.method if speculative is not None else "none"
         return f"--speculative-config has method {method}; several drafters need draft_model there"
-    if getattr(config, "use_v2_model_runner", False):
-        return "model runner V2 makes its drafter elsewhere; set VLLM_USE_V2_MODEL_RUNNER=0"
-    for name in ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            return f"{name} is {getattr(parallel, name)}; several drafters were tried with 1 only"
-    if speculative.parallel_drafting:
-        return "parallel_drafting is on; its drafts have one K"
-    if speculative.draft_sample_method == "probabilistic":
-        return "draft_sample_method is probabilistic, and n-gram lookup has no probabilities; needed: greedy"
-    if config.model_config.is_multimodal_model:
-        return "the target is multimodal; several drafters read text only"
-    if config.kv_transfer_config is not None:
-        return "a KV connector is configured, which brings blocks that no draft model has read here"
-    return None
+    tried = ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
+    whys = {
+        "model runner V2 makes its drafter elsewhere; set VLLM_USE_V2_MODEL_RUNNER=0": config.use_v2_model_runner,
+        "parallel_drafting is on; its drafts have one K": speculative.parallel_drafting,
+        "draft_sample_method is probabilistic, and n-gram lookup has no probabilities; needed: greedy": (
+            speculative.draft_sample_method == "probabilistic"
+        ),
+        "the target is multimodal; several drafters read text only": config.model_config.is_multimodal_model,
+        "a KV connector is configured, whose blocks no draft model has read here": config.kv_transfer_config,
+        **{
+            f"{name} is not 1; several drafters were not tried with more": getattr(parallel, name) > 1 for name in tried
+        },
+    }
+    return next((why for why, so in whys.items() if so), None)
 
 
 class Force(NamedTuple):

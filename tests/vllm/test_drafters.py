@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 
 HERE = Path(__file__).parent / "real"
 ROOT = HERE.parents[2]
-LINES = 'Metadata-Version: 2.1\nName: adaptive-k-controller\nVersion: 0\n'
+LINES = "Metadata-Version: 2.1\nName: adaptive-k-controller\nVersion: 0\n"
 
 
 @pytest.fixture(scope="module")

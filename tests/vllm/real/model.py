@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 def write(folder: Path, layers: int = 4, seed: int = 0, spread: float = 0.02) -> None:
-    """Write it. Heads of 64 numbers: vLLM's CPU attention takes no smaller ones. `spread` of the weights: at 0.02 a text
-    soon repeats one token, at 0.075 it wanders, and the first layers alone foretell a third of it.
+    """Write it. Heads of 64 numbers: vLLM's CPU attention takes no smaller ones. `spread` of the weights: at 0.02 a
+    text soon repeats one token, at 0.075 it wanders, and the first layers alone foretell a third of it.
     """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["<unk>", "<s>", "</s>", *letters]
