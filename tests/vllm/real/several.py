@@ -123,7 +123,7 @@ def planned(bridge: Bridge) -> dict[str, int]:
             sums[name] += passes
         return answer
 
-    bridge.scheduled = scheduled  # type: ignore[method-assign]
+    bridge.scheduled = scheduled  # type: ignore[method-assign,assignment]
     return sums
 
 
@@ -187,7 +187,7 @@ def run(folder: str, truncated: str, asked: dict[str, Any]) -> dict[str, Any]:
             whole(config)
             config.scheduler_config.async_scheduling = wanted
 
-        CpuPlatform.check_and_update_config = staticmethod(kept)  # type: ignore[method-assign,assignment]
+        CpuPlatform.check_and_update_config = staticmethod(kept)
     if asked.get("plugin", True):
         plugin.register()  # as vLLM does where the package is installed
     lookup = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
