@@ -160,7 +160,7 @@ def test_asynchronous_scheduling_has_the_models_and_says_why_not_lookup(
         assert report[phase]["texts"] == stock
         assert all(drafted == accepted for drafted, accepted in kept(report[phase], "same"))
         assert report[phase]["passes"] == {name: report[phase]["planned"][name] for name in ("trunc", "same")}
-        assert report[phase]["left"][:2] == [0, 0]  # a step may be under way
+        assert report[phase]["left"][0] == 0  # a step may be under way
 
 
 def test_where_the_plug_in_did_not_take_there_is_one_drafter_and_a_line(
