@@ -59,9 +59,8 @@ def in_force(
     >>> small, ngram = Drafter("small", "model", 4), Drafter("ngram", "ngram", 4)
     >>> in_force([small, ngram], ["model.layers.0", "akc_draft_0.layers.0", "akc_draft_1.layers.0"], None).places
     [1, 2]
-    >>> in_force([small], ["model.layers.0", "draft_model.layers.0"], None).lines
-    ['not in force: small (the worker has vLLM's own proposer; is adaptive-k-controller installed there, and does \
-VLLM_PLUGINS, if set, name adaptive_k?)']
+    >>> in_force([small], ["model.layers.0", "akc_draft_0.layers.0"], None).lines
+    ['not in force: small (the worker could not take it; its log says why)']
     """
     loaded = {name.split(".", 1)[0] for name in layers if name.startswith(PREFIX)}
     force = Force([], [], [])
