@@ -4,6 +4,7 @@ Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the 
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import platform
@@ -21,10 +22,12 @@ from vllm.v1.request import Request
 from vllm.version import __version__
 
 from engine.link import Link
+from engine.link.messages import MAX_K
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of
+from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of, further
 from engine.vllm.labels import Labels
-from engine.vllm.settings import settings_of
+from engine.vllm.settings import VllmSettings, settings_of
+from engine.vllm.several import Force, in_force, obstacle
 from engine.vllm.versions import problem
 
 _log = logging.getLogger("vllm.adaptive_k")
@@ -66,6 +69,19 @@ def _log_with_vllm() -> None:
         link.setLevel(theirs.level)
 
 
+def _others(config: VllmConfig, settings: VllmSettings, drafter: Drafter | None, cache: Any) -> Force:
+    """The drafters that the worker has in force beside the configured one."""
+    if not settings.drafters:
+        return Force([], [], [])
+    why = obstacle(config)
+    others = further(settings, drafter or Drafter("none", "other", MAX_K))
+    layers = [name for group in getattr(cache, "kv_cache_groups", ()) for name in group.layer_names]
+    force = in_force(others, layers, why, asynchronous=bool(config.scheduler_config.async_scheduling))
+    for line in force.lines:
+        _log.error("adaptive_k: drafter %s", line)
+    return force
+
+
 def _detokeniser(config: VllmConfig) -> Any:
     from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -77,7 +93,7 @@ def _detokeniser(config: VllmConfig) -> Any:
     return text
 
 
-def _bridge(config: VllmConfig) -> Bridge | None:
+def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     """The bridge of this engine, None where the plug-in is switched off. Raises for settings nobody can use."""
     parallel = config.parallel_config
     # Independent ranks are told that they are alone, and keep their index.
@@ -88,9 +104,11 @@ def _bridge(config: VllmConfig) -> Bridge | None:
         return None
     drafter = _drafter(config, settings.draft)
     table = getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)
+    force = _others(config, settings, drafter, cache)
     described = describe(
         drafter,
         settings,
+        others=force.others,
         software=f"vllm {__version__}",
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
         hardware=_hardware(config),
@@ -104,9 +122,11 @@ def _bridge(config: VllmConfig) -> Bridge | None:
     labels = Labels(settings, lambda: _detokeniser(config))
     _log.info(
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
-        settings.pool, settings.engine_id, drafter.name if drafter else "none", described.k_values, described.static.k,
+        settings.pool, settings.engine_id, ", ".join(one.name for one in described.drafts) or "none",
+        described.k_values, described.static.k,
     )  # fmt: skip
-    return Bridge(link, labels, drafter, table=by_batch(table) if table else None)
+    looked_up = by_batch(table) if table else None
+    return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places)
 
 
 class _Hooks:
@@ -118,7 +138,8 @@ class _Hooks:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         try:
-            self._akc = _bridge(self.vllm_config)  # type: ignore[attr-defined]  # the scheduler's
+            cache = getattr(self, "kv_cache_config", None)
+            self._akc = _bridge(self.vllm_config, cache)  # type: ignore[attr-defined]  # the scheduler's
         except Exception as error:
             self._give_up("start", error)
 
@@ -158,6 +179,22 @@ class _Hooks:
                 bridge.ended(request.request_id)
         return result
 
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the requests that may come up have their drafters before vLLM looks for cached blocks."""
+        with self._ours("schedule") as bridge:
+            if bridge is not None:
+                self._choose(bridge)
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]  # the scheduler's
+
+    def _choose(self, bridge: Bridge) -> None:
+        running = len(self.running)  # type: ignore[attr-defined]  # the scheduler's
+        next_ones = itertools.islice(self.waiting, max(0, self.max_num_running_reqs - running))  # type: ignore[attr-defined]  # the scheduler's
+        for request_id, salt in bridge.choose(next_ones, running).items():
+            request = self.requests[request_id]  # type: ignore[attr-defined]  # the scheduler's
+            request.cache_salt = salt
+            request.block_hashes = []
+            request.update_block_hashes()
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
         with self._ours("_update_after_schedule") as bridge:
@@ -166,7 +203,7 @@ class _Hooks:
                 self._apply(scheduler_output, *bridge.scheduled(scheduler_output, waiting))
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
-        """Set the drafter's K; rows are cut when their drafts come in."""
+        """Set the K of the drafting; rows are cut when their drafts come in."""
         drafter = self._akc.drafter if self._akc else None
         if drafter is not None and not drafter.steady:
             scheduler_output.num_spec_tokens_to_schedule = planned
