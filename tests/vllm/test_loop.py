@@ -26,16 +26,10 @@ QUIET = {
 NEAR = 0.95  # of the best goodput by measured seconds, whose medians are good to some 3%
 
 
-def model(folder: Path, layers: int, seed: int) -> Path:
-    arguments = [str(folder), str(layers), str(seed)]
-    subprocess.run([sys.executable, HERE / "model.py", *arguments], check=True, capture_output=True)
-    return folder
-
-
 def ran(script: str, *arguments: "Path | str") -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, HERE / script, *map(str, arguments)],
-        capture_output=True, text=True, timeout=600, env={**os.environ, **QUIET}, check=False,
+        capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET}, check=False,
     )  # fmt: skip
     reports = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert reports, done.stdout[-3000:] + done.stderr[-3000:]
@@ -50,14 +44,20 @@ def goodput(survival: list[float], seconds: dict[int, float]) -> dict[int, float
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model(tmp_path_factory.mktemp("models") / "target", layers=4, seed=0)
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a draft."""
+    folder = tmp_path_factory.mktemp("models")
+    made = folder / "target", folder / "draft"
+    program = (
+        "import sys; from tests.vllm.real.model import *; write(Path(sys.argv[1])); write(Path(sys.argv[2]), 1, 1)"
+    )
+    subprocess.run([sys.executable, "-c", program, *made], check=True, capture_output=True, env={**os.environ, **QUIET})
+    return made
 
 
 @pytest.fixture(scope="module")
-def closed(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    draft = model(tmp_path_factory.mktemp("models") / "draft", layers=1, seed=1)
-    report = ran("closed.py", target, draft, tmp_path_factory.mktemp("logs"))
+def closed(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    report = ran("closed.py", *models, tmp_path_factory.mktemp("logs"))
     assert report["errors"] == 0
     return report
 
@@ -90,6 +90,14 @@ def test_the_domains_ask_for_different_k_and_bad_drafts_for_none(closed: dict[st
     assert phases["bad"]["chosen"] == {"code": 0, "chat": 0}
 
 
+def test_domains_that_share_their_steps_are_decided_together(closed: dict[str, Any]) -> None:
+    """Deep and short in every step. The best for each alone, K = 8 and 2, brings 10.52 tokens in 31.4 ms, 335 a second;
+    K = 2 and 2 brings 5.44 in 15.2 ms, 358 a second: the short one pays for the passes of the deep one, too.
+    """
+    told = closed["together"]
+    assert told["held"] >= 100, told["trail"]
+
+
 def test_the_engine_plays_what_the_policy_says(closed: dict[str, Any]) -> None:
     """In the last 100 steps three rows in four had the K chosen at their end, or one as good: the rest explore."""
     seconds = {int(k): value for k, value in closed["measured"].items()}
@@ -101,8 +109,8 @@ def test_the_engine_plays_what_the_policy_says(closed: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def outage(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return ran("outage.py", target, tmp_path_factory.mktemp("logs"))
+def outage(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return ran("outage.py", models[0], tmp_path_factory.mktemp("logs"))
 
 
 def test_without_a_server_at_the_start_the_configured_k_is_in_force_until_one_is_there(outage: dict[str, Any]) -> None:
@@ -115,9 +123,9 @@ def test_without_a_server_at_the_start_the_configured_k_is_in_force_until_one_is
 
 
 def test_no_request_fails_while_the_server_and_the_controller_die_and_text_stays_the_same(
-    target: Path, outage: dict[str, Any]
+    models: tuple[Path, Path], outage: dict[str, Any]
 ) -> None:
-    stock = ran("outage.py", target, "stock")
+    stock = ran("outage.py", models[0], "stock")
     assert [len(given) for given in stock["answers"]] == [1] * 5
     assert outage["answers"] == stock["answers"]
     assert (outage["unfinished"], outage["errors"], outage["refused"], outage["lost"]) == (0, 0, 0, 0)

@@ -29,4 +29,4 @@ def write(folder: Path, layers: int = 4, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), *map(int, sys.argv[2:]))  # FOLDER [LAYERS [SEED]]
+    write(Path(sys.argv[1]))
