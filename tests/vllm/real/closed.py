@@ -42,7 +42,7 @@ PHASES = {
 NEAR = 0.97  # of the best goodput
 NEAR_TOGETHER = 0.95  # more than what is best for each domain alone would bring: 0.936
 HELD = 100  # steps for which the choice has to stand
-PATIENCE = 200.0  # seconds a phase may take; a guard, not a bar
+PATIENCE = 6000  # steps a phase may take; coming back from K = 0 takes some 500 to 2,500
 
 
 def price(k: int, tokens: int) -> float:
@@ -182,13 +182,14 @@ def phase(share: Share, near: float, load: int, traffic: Traffic, watch: Watch, 
     began, first, held = time.monotonic(), traffic.steps, 0
     trail: list[Any] = []
     choice: dict[str, int] = {}
-    while held < HELD and time.monotonic() < began + PATIENCE:
+    while held < HELD and traffic.steps < first + PATIENCE:
         traffic.step()
         choice = watch.choice(load)
         held = held + 1 if choice and share(choice) >= near else 0
         if not trail or trail[-1][2] != choice:
             trail.append((traffic.steps - first, round(time.monotonic() - began, 1), choice))
     link.record = record
+    print("phase over", held, choice, trail, flush=True)  # in the log of a run that does not come to its end
     return {
         "chosen": choice, "share": share(choice) if choice else 0.0, "held": held, "steps": traffic.steps - first,
         "seconds": time.monotonic() - began, "trail": trail,
