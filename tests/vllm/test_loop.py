@@ -29,7 +29,7 @@ NEAR = 0.95  # of the best goodput by measured seconds, whose medians are good t
 def ran(script: str, *arguments: "Path | str") -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, HERE / script, *map(str, arguments)],
-        capture_output=True, text=True, timeout=1200, env={**os.environ, **QUIET}, check=False,
+        capture_output=True, text=True, timeout=1800, env={**os.environ, **QUIET}, check=False,
     )  # fmt: skip
     reports = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert reports, done.stdout[-3000:] + done.stderr[-3000:]

@@ -42,7 +42,7 @@ PHASES = {
 NEAR = 0.97  # of the best goodput
 NEAR_TOGETHER = 0.95  # more than what is best for each domain alone would bring: 0.936
 HELD = 100  # steps for which the choice has to stand
-PATIENCE = 6000  # steps a phase may take; coming back from K = 0 takes some 500 to 2,500
+PATIENCE = 20_000  # steps a phase may take; coming back from K = 0 took 500 to 5,300
 
 
 def price(k: int, tokens: int) -> float:
