@@ -159,5 +159,8 @@ class Follower:
     def _failure(self, why: str) -> None:
         if self.connected or self.why is None:
             url = masked(self._settings.redis_url)
-            _log.warning("follower: %s is not reachable (%s); the policy in force stays until it expires", url, why)
+            stays = "the policy in force stays until it expires"
+            if self.judge.newest is None:
+                stays = "there was no policy yet, so the static choice is in force; trying again"
+            _log.warning("follower: %s is not reachable (%s); %s", url, why, stays)
         self.connected, self.why = False, why

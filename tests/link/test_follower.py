@@ -141,18 +141,24 @@ def test_a_hint_is_followed_at_once_and_a_lost_one_at_the_next_poll(
 
 
 def test_it_starts_without_a_server_and_survives_its_restart(
-    down_server: "Server", judge: Judge, live_policy: MakePolicy, eventually: Eventually
+    down_server: "Server",
+    judge: Judge,
+    live_policy: MakePolicy,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     follower = Follower(LinkSettings(redis_url=down_server.url, pool="p", poll_interval=0.1, timeout=1), judge)
     follower.start()
     eventually(lambda: follower.why)
     assert "ConnectionError" in str(follower.why)
+    assert "no policy yet, so the static choice is in force" in caplog.text
     down_server.start()
     eventually(lambda: follower.connected)
     down_server.publish(live_policy(1))
     eventually(lambda: judge.newest == (1, 1))
     down_server.kill()
     eventually(lambda: not follower.connected)
+    assert "the policy in force stays until it expires" in caplog.text
     down_server.start()
     eventually(lambda: follower.connected)
     down_server.publish(live_policy(2))
