@@ -40,7 +40,7 @@ def traffics(*names: str) -> list[dict[str, Any]]:
 USUAL = [{"name": "static", "settings": LABELLED}, {"name": "mixed", "k": "mixed"}]
 STOCK: dict[str, Any] = {
     "supported": False, "lora": True, "engine": LITTLE_ROOM,
-    "cases": [{"name": "plain"}, *traffics("grammars", "loras", "again", "barred")],
+    "cases": [{"name": "plain"}, *traffics("several", "grammars", "loras", "again", "barred")],
 }  # fmt: skip
 NGRAM: dict[str, Any] = {
     "lora": True, "engine": LITTLE_ROOM,
