@@ -40,7 +40,7 @@ def traffics(*names: str) -> list[dict[str, Any]]:
 USUAL = [{"name": "static", "settings": LABELLED}, {"name": "mixed", "k": "mixed"}]
 STOCK: dict[str, Any] = {
     "supported": False, "lora": True, "engine": LITTLE_ROOM,
-    "cases": [{"name": "plain"}, *traffics("several", "grammars", "loras", "again", "barred")],
+    "cases": [{"name": "plain"}, *traffics("grammars", "loras", "again", "barred")],
 }  # fmt: skip
 NGRAM: dict[str, Any] = {
     "lora": True, "engine": LITTLE_ROOM,
@@ -165,11 +165,9 @@ def test_aborted_requests_leave_nothing_and_change_nobody_s_text(
 
 
 @pytest.mark.parametrize("engine", OURS)
-def test_several_answers_to_a_prompt_are_requests_of_their_own(
-    folder: Path, stock: dict[str, Report], engine: str
-) -> None:
+def test_several_answers_to_a_prompt_are_requests_of_their_own(folder: Path, engine: str) -> None:
+    """Beside sampled rows stock vLLM 0.32 on a CPU gives greedy ones other text too, so text says nothing here."""
     ours = served(folder, OURS[engine])["several"]
-    assert ours["texts"][1] == stock["plain"]["texts"][1]
     assert (len(ours["texts"][0]), len(ours["drafted"])) == (3, 4)
     check(ours)
 
@@ -203,7 +201,7 @@ def test_vllm_refuses_what_it_cannot_sample_with_drafts(folder: Path, stock: dic
     ours = served(folder, NGRAM)["barred"]
     assert ours["texts"][2] == stock["plain"]["texts"][5]
     assert ours["ends"] == stock["barred"]["ends"]
-    assert all("won't work with speculative decoding" in end for end in ours["ends"][:2])
+    assert all("not yet supported with speculative decoding" in end for end in ours["ends"][:2])
     check(ours)
 
 

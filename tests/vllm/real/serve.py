@@ -71,7 +71,7 @@ def aborts() -> list[Asked]:
 
 
 def several() -> list[Asked]:
-    """Three answers to a prompt, sampled: their text may be any. Beside it a greedy request."""
+    """Three answers to a prompt, sampled, and beside them a greedy request."""
     return [Asked(PROMPTS[0], params(3, n=3, temperature=0.8)), Asked(PROMPTS[1], params(1))]
 
 
@@ -211,7 +211,7 @@ class Served:
                 self.llm.llm_engine.add_request(
                     f"math.{nth}", one.prompt, one.params, lora_request=self.lora if one.lora else None
                 )
-            except ValueError as error:
+            except Exception as error:  # its type differs between versions
                 ends[nth] = f"refused: {error}"
             if not one.alone and nth + 1 < len(asked):
                 continue
