@@ -8,7 +8,7 @@ import inspect
 import re
 from typing import Any
 
-TESTED = ("0.32",)  # minor versions; docs/reference/vllm.md says what was run with each
+TESTED = ("0.31", "0.32")  # minor versions; docs/reference/vllm.md says what was run with each
 
 # Method of the scheduler -> parameters that it must have, in order.
 TOUCHED: dict[str, tuple[str, ...]] = {
@@ -36,8 +36,8 @@ def problem(version: str, scheduler: type[Any]) -> str | None:
 
     >>> class Scheduler:
     ...     def add_request(self, request): ...
-    >>> problem("0.31.0", Scheduler)
-    'vLLM 0.31.0 is not among the versions it was tested with (0.32)'
+    >>> problem("0.30.0", Scheduler)
+    'vLLM 0.30.0 is not among the versions it was tested with (0.31, 0.32)'
     >>> problem("0.32.0", Scheduler)
     'Scheduler._update_after_schedule of vLLM 0.32.0 is not there'
     """

@@ -119,7 +119,7 @@ def test_an_unsupported_version_gets_vllm_s_own_scheduler_and_one_clear_line(
 def test_the_requests_do_what_they_are_here_for(stock: dict[str, Report]) -> None:
     plain = stock["plain"]
     assert plain["ends"] == ["length", "length", "stop", "length", "length", "length"]
-    assert min(len(set(text)) for (text,) in plain["texts"]) > 5
+    assert min(len(set(text)) for (text,) in plain["texts"]) >= 5
     assert min(plain["preempted"], plain["chunks"]) > 0
     drafted, accepted = plain["vllm"]
     assert 0.2 < accepted / drafted < 0.8
@@ -242,7 +242,5 @@ def test_vllm_s_own_table_bounds_k(folder: Path, stock: dict[str, Report]) -> No
 def test_the_target_as_its_own_draft_is_always_right(folder: Path) -> None:
     ours = served(folder, BOUND)["two"]
     drafted, accepted = ours["vllm"]
-    assert drafted > 50
-    # All but what lies behind a request's last token is accepted.
-    assert drafted - accepted <= 2 * 4
+    assert drafted == accepted > 50
     check(ours)

@@ -134,7 +134,7 @@ class Served:
 
     def __init__(self, engine: dict[str, Any]) -> None:
         if not engine.get("supported", True):
-            versions.TESTED = ()
+            vars(versions)["TESTED"] = ()
         if engine.get("asynchronous"):
             stay_asynchronous()
         method = {"method": "draft_model", "model": engine["draft"]} if engine.get("draft") else {
