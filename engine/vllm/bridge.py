@@ -143,13 +143,18 @@ class Bridge:
         team = [drafter, *others] if drafter is not None and others else []
         self._team = {one.name: one for one in team}
         self._place = dict(zip(self._team, [0, *(places or range(1, len(team)))], strict=False))
-        self.counts = Counts()
+        self._judged = self._accepted = 0
         self._table = Held(table) if table is not None else None
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._steps: deque[_Step] = deque()
         self._over: list[_Known] = []
         self._last_end: float | None = None  # None: the engine was idle
+
+    @property
+    def counts(self) -> Counts:
+        """Draft tokens judged and kept since the start."""
+        return Counts(self._judged, self._accepted)
 
     def came(self, request: Request) -> None:
         """A request was added; a known one goes on (a streaming session)."""
@@ -264,9 +269,11 @@ class Bridge:
         """The request's ticket: made when it decodes first (with several drafters: before that, see `choose`), and anew
         when its domain becomes known later.
         """
-        label = self.labels.of(known.request.request_id)
         ticket = known.ticket
-        if ticket is not None and (label is None or ticket.domain != OTHER or label == OTHER):
+        if ticket is not None and ticket.domain != OTHER:
+            return ticket
+        label = self.labels.of(known.request.request_id)
+        if ticket is not None and (label is None or label == OTHER):
             return ticket
         if ticket is not None:
             self.link.finish(ticket)
@@ -346,7 +353,8 @@ class Bridge:
             return None, row.scheduled + 1
         accepted = sampled - 1
         if row.scheduled:
-            self.counts = Counts(self.counts.drafted + judged, self.counts.accepted + accepted)
+            self._judged += judged
+            self._accepted += accepted
         if not row.asked:
             return RowOutcome(ticket, 0, 0, 0, min(emitted, 1)), row.scheduled + 1
         # Draft tokens behind a stop token were judged, but nobody asked for what follows it.
@@ -361,6 +369,8 @@ class Bridge:
 
     def _finish(self) -> None:
         """Finish the tickets of requests that are over and have no row in a step under way."""
+        if not self._over:
+            return
         under_way = {row.known.request.request_id for step in self._steps for row in step.rows}
         left = []
         for known in self._over:

@@ -137,6 +137,9 @@ class _Hooks:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._start()
+
+    def _start(self) -> None:
         try:
             cache = getattr(self, "kv_cache_config", None)
             self._akc = _bridge(self.vllm_config, cache)  # type: ignore[attr-defined]  # the scheduler's
@@ -169,7 +172,8 @@ class _Hooks:
         """Meet a new request."""
         super().add_request(request)  # type: ignore[misc]  # the scheduler's
         with self._ours("add_request") as bridge:
-            if bridge is not None:
+            # A streaming session's next input, or its end, comes as a request of the same id, which is not kept.
+            if bridge is not None and self.requests.get(request.request_id) is request:  # type: ignore[attr-defined]  # the scheduler's
                 bridge.came(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -265,11 +269,13 @@ class AsyncAdaptiveScheduler(_Hooks, AsyncScheduler):
     """The next step is scheduled before this one's drafts exist: rows hold places for them."""
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
+        # Lists of their own: vLLM's is shared by all requests. All are made before one is set, since a row with more
+        # places than the drafter makes tokens is beyond what vLLM can serve.
+        rows = [self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens]
+        places = [(row, [-1] * ks.get(row.request_id, 0)) for row in rows if not row.is_prefill_chunk]
         super()._apply(scheduler_output, planned, ks)
-        self._spec_token_placeholders = [-1] * scheduler_output.num_spec_tokens_to_schedule
-        for request_id, k in ks.items():
-            # A list of its own: vLLM's is shared by all requests.
-            self.requests[request_id].spec_token_ids = [-1] * k
+        for request, place in places:
+            request.spec_token_ids = place
 
 
 class AdaptiveScheduler:

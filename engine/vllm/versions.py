@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-TESTED = ("0.32",)  # minor versions; docs/reference/vllm.md says what was run with each
+TESTED = ("0.31", "0.32")  # minor versions; docs/reference/vllm.md says what was run with each
 
 # Method of the scheduler -> parameters that it must have, in order.
 TOUCHED: dict[str, tuple[str, ...]] = {
@@ -57,8 +57,8 @@ def problem(version: str, scheduler: type[Any]) -> str | None:
 
     >>> class Scheduler:
     ...     def add_request(self, request): ...
-    >>> problem("0.31.0", Scheduler)
-    'vLLM 0.31.0 is not among the versions it was tested with (0.32)'
+    >>> problem("0.30.0", Scheduler)
+    'vLLM 0.30.0 is not among the versions it was tested with (0.31, 0.32)'
     >>> problem("0.32.0", Scheduler)
     'Scheduler.schedule of vLLM 0.32.0 is not there'
     """

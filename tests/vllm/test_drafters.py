@@ -20,7 +20,7 @@ LINES = "Metadata-Version: 2.1\nName: adaptive-k-controller\nVersion: 0\n"
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     made = tmp_path_factory.mktemp("models")
     both = [made / "tiny", made / "trunc"]
-    subprocess.run([sys.executable, HERE / "model.py", *both], check=True, capture_output=True)
+    subprocess.run([sys.executable, HERE / "pair.py", *both], check=True, capture_output=True)
     return both
 
 

@@ -48,9 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target and a draft."""
     folder = tmp_path_factory.mktemp("models")
     made = folder / "target", folder / "draft"
-    program = (
-        "import sys; from tests.vllm.real.model import *; write(Path(sys.argv[1])); write(Path(sys.argv[2]), 1, 1)"
-    )
+    program = "import sys; from tests.vllm.real.pair import *; write(Path(sys.argv[1])); write(Path(sys.argv[2]), 1, 1)"
     subprocess.run([sys.executable, "-c", program, *made], check=True, capture_output=True, env={**os.environ, **QUIET})
     return made
 
