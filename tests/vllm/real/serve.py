@@ -155,6 +155,7 @@ class Served:
         self.scheduler: Any = self.core.scheduler
         self.requests: dict[str, Any] = {}
         self.joined = 0  # drafts that a request brings along when it joins: dummies, of vLLM's own
+        self.limited = 0  # rows whose drafts a grammar or the room cut
         self.chunks = 0  # prompts that a step left unfinished
         self.steps: list[tuple[int, int]] = []  # of each: rows, and the most drafts that one of them verifies
         self._watch()
@@ -174,6 +175,15 @@ class Served:
             return step
 
         self.scheduler.schedule = schedule
+
+    def _note_limits(self, link: Any) -> None:
+        self.limited, whole = 0, link.record
+
+        def record(step: Any) -> None:
+            self.limited += sum(row.limited for row in step.rows)
+            whole(step)
+
+        link.record = record
 
     def case(self, case: dict[str, Any]) -> dict[str, Any]:
         """Serve a case's requests and report."""
@@ -195,6 +205,8 @@ class Served:
         if bridge is not None and case.get("k") == "mixed":
             rng = random.Random(1)
             bridge.link.plan = lambda tickets, batch: [rng.randrange(5) for _ in tickets]
+        if bridge is not None:
+            self._note_limits(bridge.link)
         if "fault" in case:
             spoil(bridge, case["fault"])
         self.llm.reset_prefix_cache()
@@ -258,7 +270,6 @@ class Served:
         }
         if bridge is not None:
             cells = bridge.link.counters.snapshot()
-            limited = [cell for cell in cells.acceptance if cell.origin == "limit"]
             report |= {
                 "counts": list(bridge.counts),
                 "left": [len(bridge._known), len(bridge._over), len(bridge._steps)],
@@ -266,7 +277,7 @@ class Served:
                 "running": bridge.link.status()["running"],
                 "tokens": sum(cell.tokens for cell in cells.account),
                 "domains": sorted({cell.domain for cell in cells.account}),
-                "limited": sum(cell.seen[0] if cell.seen else 0 for cell in limited),
+                "limited": self.limited,
             }
         return report
 
