@@ -27,7 +27,7 @@ from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, fixed, 
 
 ROOT = Path(__file__).parents[2]
 POOL = "bench"
-REQUESTS = {1: 6, 4: 12, 8: 24, 16: 36}  # of a run, by concurrency
+REQUESTS = {1: 3, 4: 9, 8: 16, 16: 24}  # of a run, by concurrency
 
 
 class Client:
@@ -115,7 +115,7 @@ class Servers:
             argv += ["--additional-config", json.dumps({"adaptive_k": ours})]
         env = {
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT),
+            "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         log = name.replace(" ", "").replace("=", "").replace(",", "-")
         self._group.start(log, argv, env)
@@ -162,7 +162,7 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
         rng = random.Random(1)
         for round_ in range(1, given.rounds + 1):
             for concurrency in given.concurrency:
-                for traffic in given.traffic:
+                for traffic in given.traffic if concurrency in given.alone else [MIXED]:
                     for server in rng.sample(list(servers.urls), len(servers.urls)):
                         yield run(round_, server, traffic, concurrency)
         if given.policy:
@@ -194,6 +194,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--held", type=int, default=4, help="K of the server that prices the plug-in; 0: none [4]")
     parser.add_argument("--concurrency", type=_numbers, default=[1, 4, 8, 16], help="clients [1,4,8,16]")
     parser.add_argument("--traffic", type=lambda t: t.split(","), default=[MIXED, "code", "math", "chat"])
+    parser.add_argument("--alone", type=_numbers, default=[1, 16], help="clients at which domains run alone [1,16]")
     parser.add_argument("--rounds", type=int, default=6, help="rounds [6]")
     parser.add_argument("--warm-up", type=float, default=240.0, help="seconds [240]")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most [96]")
