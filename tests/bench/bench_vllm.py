@@ -162,9 +162,12 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
         rng = random.Random(1)
         for round_ in range(1, given.rounds + 1):
             for concurrency in given.concurrency:
-                for traffic in given.traffic if concurrency in given.alone else [MIXED]:
+                # Mixed traffic twice: it is what most questions are about. Every run of a pair has prompts of its own.
+                cells = [(MIXED, 2 * round_ - 1), (MIXED, 2 * round_)]
+                cells += [(domain, round_) for domain in given.domains if concurrency in given.alone]
+                for traffic, nth in cells:
                     for server in rng.sample(list(servers.urls), len(servers.urls)):
-                        yield run(round_, server, traffic, concurrency)
+                        yield run(nth, server, traffic, concurrency)
         if given.policy:
             given.policy.write_text(json.dumps(servers.policy()))
 
@@ -176,7 +179,7 @@ def table(given: argparse.Namespace) -> None:
         script = ROOT / "tests" / "bench" / "on_vllm" / "table.py"
         argv = [str(given.vllm_python), str(script), "--model", str(given.model or fetch_smollm2())]
         subprocess.run(
-            [*argv, "--prompts", str(prompts), "--rounds", str(given.rounds)],
+            [*argv, "--prompts", str(prompts), "--rounds", str(max(given.rounds, 5))],
             check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
 
@@ -193,9 +196,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--k", type=_numbers, default=[1, 2, 4, 8], help="fixed K of stock servers [1,2,4,8]")
     parser.add_argument("--held", type=int, default=4, help="K of the server that prices the plug-in; 0: none [4]")
     parser.add_argument("--concurrency", type=_numbers, default=[1, 4, 8, 16], help="clients [1,4,8,16]")
-    parser.add_argument("--traffic", type=lambda t: t.split(","), default=[MIXED, "code", "math", "chat"])
+    parser.add_argument("--domains", type=lambda t: t.split(","), default=["code", "math", "chat"], help="run alone")
     parser.add_argument("--alone", type=_numbers, default=[1, 16], help="clients at which domains run alone [1,16]")
-    parser.add_argument("--rounds", type=int, default=6, help="rounds [6]")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; mixed traffic runs twice in each [3]")
     parser.add_argument("--warm-up", type=float, default=240.0, help="seconds [240]")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most [96]")
     parser.add_argument("--temperature", type=float, default=0.0)
