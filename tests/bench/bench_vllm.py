@@ -27,7 +27,6 @@ from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, fixed, 
 
 ROOT = Path(__file__).parents[2]
 POOL = "bench"
-REQUESTS = {1: 3, 4: 9, 8: 16, 16: 24}  # of a run, by concurrency
 
 
 class Client:
@@ -80,6 +79,7 @@ class Servers:
     def __init__(self, group: Processes, given: argparse.Namespace, model: Path, redis_url: str) -> None:
         self._group, self._given, self._model = group, given, model
         self.urls: dict[str, str] = {}
+        self._logs: dict[str, str] = {}
         self.controller = f"http://127.0.0.1:{free_port()}"
         group.start(
             "controller",
@@ -94,6 +94,9 @@ class Servers:
             self._start(held(given.held), given.held, {"redis_url": "redis://127.0.0.1:1/0"})
         self._start(ADAPTIVE, deepest, {"redis_url": redis_url, "pool": POOL})
         group.wait_ready("controller", f"{self.controller}/healthz", 60)
+        for name, log in self._logs.items():
+            group.wait_ready(log, f"{self.urls[name]}/health", 900)  # all start at once, on as many cores as there are
+            print(f"{name}: {self.urls[name]}", file=sys.stderr)
 
     def _start(self, name: str, k: int | None, ours: dict[str, str] | None) -> None:
         url = self.urls[name] = f"http://127.0.0.1:{free_port()}"
@@ -101,6 +104,8 @@ class Servers:
             str(self._given.vllm_python.parent / "vllm"), "serve", str(self._model), "--served-model-name", "target",
             "--port", url.rsplit(":", 1)[1], "--max-model-len", "1024", "--max-num-seqs", "16", "--enforce-eager",
             "--no-enable-prefix-caching", "--block-size", "32", "--num-gpu-blocks-override", "400",
+            # A worker in a process of its own would be waited for by spinning, on a core that others need here.
+            "--dtype", self._given.dtype, "--distributed-executor-backend", "uni",
         ]  # fmt: skip
         if k is not None:
             speculative = {
@@ -119,8 +124,7 @@ class Servers:
         }  # fmt: skip
         log = name.replace(" ", "").replace("=", "").replace(",", "-")
         self._group.start(log, argv, env)
-        self._group.wait_ready(log, f"{url}/health", 300)  # one after the other: starting costs a core
-        print(f"{name}: {url}", file=sys.stderr)
+        self._logs[name] = log
 
     def policy(self) -> Any:
         """The policy in force."""
@@ -142,7 +146,7 @@ def runs(given: argparse.Namespace) -> Iterator[Run]:
         def run(round_: int, server: str, traffic: str, concurrency: int) -> Run:
             warm = round_ < 0
             result = client.run(
-                servers.urls[server], sets[traffic, warm], REQUESTS.get(concurrency, 2 * concurrency), concurrency,
+                servers.urls[server], sets[traffic, warm], max(2, given.per_client * concurrency), concurrency,
                 seed=abs(round_),
             )  # fmt: skip
             return Run(
@@ -185,7 +189,7 @@ def table(given: argparse.Namespace) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -201,6 +205,10 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; mixed traffic runs twice in each [3]")
     parser.add_argument("--warm-up", type=float, default=240.0, help="seconds [240]")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most [96]")
+    parser.add_argument("--per-client", type=int, default=2, help="requests of a client in a run [2]")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="float32 where the CPU does not multiply bfloat16 [bfloat16]"
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--json", type=Path, help="append every run here, a line a run")
     parser.add_argument("--policy", type=Path, help="write the last policy here")
@@ -210,7 +218,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.from_json is None and given.vllm_python is None:
         parser.error("--vllm-python is needed: the python of an environment with vLLM")
-    if given.held and given.held not in given.k:
+    if given.held and given.from_json is None and given.held not in given.k:
         parser.error(f"--held is {given.held}; allowed: 0 or one of --k {given.k}")
     return given
 
