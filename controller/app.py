@@ -6,21 +6,28 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
-from controller.api import decisions, domains, engines, health, policies, pools, problems
+from controller.api import audit, decisions, domains, engines, health, limits, policies, pools, problems, steer
+from controller.api.access import is_loopback, reader
 from controller.dashboard import status
 from controller.metrics import registry
 from controller.settings import ControllerSettings
 from controller.supervisor import Supervisor
+from controller.tokens import Tokens, create
 
 log = logging.getLogger("controller")
 
 
 def create_app(settings: ControllerSettings) -> FastAPI:
-    """The application; while it is up, its supervisor serves the pools. `app.state.supervisor` is made at its start."""
+    """The application; while it is up, its supervisor serves the pools. `app.state.supervisor` is made at its start.
+
+    Raises `TokenError` for a tokens file that cannot be used.
+    """
+    tokens = _tokens(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -43,21 +50,38 @@ def create_app(settings: ControllerSettings) -> FastAPI:
         docs_url=None,  # its page loads scripts from another host; /openapi.json has the same content
         redoc_url=None,
     )
+    app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
     problems.install(app)
-    for module in (health, pools, policies, domains, decisions, engines, status):
-        app.include_router(module.router)
+    app.add_middleware(limits.BodyLimit)
+    app.include_router(health.router)
+    # In this order: a domain's path takes all that follows it.
+    read = [module.router for module in (pools, policies, decisions, engines, audit, steer, domains, status)]
+    for router in (health.measured, *read):
+        app.include_router(router, dependencies=[Depends(reader)])
     return app
+
+
+def _tokens(settings: ControllerSettings) -> Tokens:
+    if settings.tokens_file is None:
+        return Tokens(None)
+    path = Path(settings.tokens_file)
+    if not path.exists():
+        create(path)
+        log.warning("%s made with a random token for 'admin'", path)
+    return Tokens(path)
 
 
 def run(settings: ControllerSettings) -> None:
     """Serve until SIGINT or SIGTERM, then write the last checkpoints, release the leases and return."""
     level = settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if settings.host not in ("127.0.0.1", "localhost", "::1"):
-        log.warning("listening on %s: everybody who reaches this address can read; nobody can write", settings.host)
+    host = settings.host
+    if not is_loopback(host) and settings.tokens_file is None:
+        log.warning("no tokens_file: listening on 127.0.0.1 instead of %s, where everybody could steer", host)
+        host = "127.0.0.1"
     config = uvicorn.Config(
         create_app(settings),
-        host=settings.host,
+        host=host,
         port=settings.port,
         log_level=settings.log_level,
         access_log=False,

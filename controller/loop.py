@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Literal, ParamSpec, TypeVar
 
+import msgspec
+
 from controller.settings import ControllerSettings
+from controller.steering import Orders
 from controller.store import UNAVAILABLE, CheckpointError, Commit, LeaseLostError, PoolStore
 from controller.tuner import Decided, Tuner
 from controller.view import PoolView
@@ -45,6 +48,7 @@ class PoolLoop:
         self.tuner: Tuner | None = None
         self._clock = clock
         self._stopping = asyncio.Event()
+        self._orders: bytes | None = None  # as last read
         self._committed: Version = (0, 0)  # of the newest commit known to be written
         self._n = 0
         self._number = 0
@@ -141,7 +145,7 @@ class PoolLoop:
             self._committed = checkpoint.version if checkpoint is not None else (0, 0)
         self.tuner.last_id = await self.store.resume_id(self.tuner.last_id)
         await self.store.announce()
-        self._n, self._decided, self._issued = 0, 0.0, 0.0
+        self._n, self._decided, self._issued, self._orders = 0, 0.0, 0.0, None
         log.info("pool %s: leading with epoch %d, reading after %s", self.store.pool, epoch, self.tuner.last_id)
         return True
 
@@ -156,8 +160,24 @@ class PoolLoop:
                 await self._work(tuner.consume, entries, self._clock())
             await self._renew_when_due()
             await self._outrank(tuner)
-            if self._due(tuner):
+            steered = await self._obey(tuner)
+            if steered or self._due(tuner):
                 await self._publish(tuner)
+
+    async def _obey(self, tuner: Tuner) -> bool:
+        """Take over operators' orders that are new; whether there were any, and there is something to decide."""
+        written = await self.store.orders()
+        if written == self._orders:
+            return False
+        self._orders = written
+        try:
+            orders = Orders() if written is None else msgspec.json.decode(written, type=Orders)
+        except msgspec.MsgspecError as error:
+            # Somebody else's writing: what was in force stays.
+            log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)  # noqa: TRY400
+            return False
+        await self._work(tuner.steer, orders)
+        return tuner.ready
 
     def _due(self, tuner: Tuner) -> bool:
         since = time.monotonic() - self._decided

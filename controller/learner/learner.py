@@ -169,6 +169,21 @@ class Learner:
             worth=self._worth([one.gain for one in done], mix, prices.loads.steps),
         )
 
+    def forget(self, domain: str | None, draft: str | None) -> None:
+        """Learn anew: acceptance of a draft in a domain, of all drafts in it (`draft` None), or of a draft everywhere
+        and the prices of its steps (`domain` None). The contexts concerned get their full exploration budget."""
+        self._grow()
+        contexts = [c for c, (name, _) in enumerate(self.contexts.names) if domain is None or name == domain]
+        known = {name for _, _, name in self.acceptance.rows} | self._drafts
+        drafts = known if draft is None else {draft}
+        self.acceptance.forget({(c, name) for c in contexts for name in drafts})
+        if domain is None and draft is not None:
+            self.steps.forget(draft)
+        for c in contexts:
+            self.gate.refill(c)
+            self.recent[c] = 0.0
+        self._standing.clear()
+
     def _introductions(self, counts: Counts, prices: cost.CostPosterior) -> Array:
         """The least share of every draft in every context [contexts, drafts], for those hardly tried yet."""
         here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
