@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import Depends, FastAPI
 
-from controller.api import audit, decisions, domains, engines, health, limits, policies, pools, problems, steer
+from controller.api import audit, decisions, domains, engines, health, limits, policies, pools, problems, steer, whatif
 from controller.api.access import is_loopback, reader
 from controller.dashboard import status
 from controller.metrics import registry
@@ -55,7 +55,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     app.add_middleware(limits.BodyLimit)
     app.include_router(health.router)
     # In this order: a domain's path takes all that follows it.
-    read = [module.router for module in (pools, policies, decisions, engines, audit, steer, domains, status)]
+    read = [module.router for module in (pools, policies, decisions, engines, audit, steer, whatif, domains, status)]
     for router in (health.measured, *read):
         app.include_router(router, dependencies=[Depends(reader)])
     return app

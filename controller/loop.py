@@ -9,6 +9,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Literal, ParamSpec, TypeVar
 
@@ -25,6 +26,7 @@ log = logging.getLogger("controller")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 Role = Literal["starting", "standby", "leading", "stopped"]
 
 READ_COUNT = 256  # frames of one read
@@ -32,6 +34,16 @@ BLOCK_SECONDS = 0.5  # longest wait for a frame, and so for a stop
 CATCH_UP_SECONDS = 5.0  # while behind, decide at least this often
 SLOWEST_RETRY = 5.0
 STALE_SECONDS = 15.0
+ANSWER_SECONDS = 10.0
+
+
+def _settle(answer: "asyncio.Future[A]", computed: Callable[[], A]) -> None:
+    if answer.done():
+        return  # whoever asked has gone
+    try:
+        answer.set_result(computed())
+    except Exception as error:
+        answer.set_exception(error)
 
 
 class PoolLoop:
@@ -49,6 +61,7 @@ class PoolLoop:
         self._clock = clock
         self._stopping = asyncio.Event()
         self._orders: bytes | None = None  # as last read
+        self._questions: deque[Callable[[Tuner], None]] = deque()
         self._committed: Version = (0, 0)  # of the newest commit known to be written
         self._n = 0
         self._number = 0
@@ -160,9 +173,37 @@ class PoolLoop:
                 await self._work(tuner.consume, entries, self._clock())
             await self._renew_when_due()
             await self._outrank(tuner)
+            await self._reply(tuner)
             steered = await self._obey(tuner)
             if steered or self._due(tuner):
                 await self._publish(tuner)
+
+    async def ask(self, question: Callable[[Tuner], A]) -> A:
+        """Have something computed from the pool's state, between two of the loop's own works. Raises what it raises,
+        and `TimeoutError` when the loop does not get to it in time."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+
+        def put(tuner: Tuner) -> None:
+            try:
+                result = question(tuner)
+            except Exception as error:
+                failed = error
+
+                def computed() -> A:
+                    raise failed
+            else:
+
+                def computed() -> A:
+                    return result
+
+            answer.get_loop().call_soon_threadsafe(_settle, answer, computed)
+
+        self._questions.append(put)
+        return await asyncio.wait_for(answer, ANSWER_SECONDS)
+
+    async def _reply(self, tuner: Tuner) -> None:
+        while self._questions:
+            await self._work(self._questions.popleft(), tuner)
 
     async def _obey(self, tuner: Tuner) -> bool:
         """Take over operators' orders that are new; whether there were any, and there is something to decide."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ from controller.learner.config import LearnerConfig, PoolSpec
 from controller.learner.decision import Decision
 from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
+from controller.learner.whatif import Imagined
 from controller.ledger import Ledger
 from controller.portrait import Arms, Subject, portray
 from controller.recent import Recent
@@ -194,6 +195,12 @@ class Tuner:
                 self._resets = reset.number
                 if self._learner is not None:
                     self._learner.forget(reset.domain, reset.draft)
+
+    def imagine(self, now: float, load: int, mix: Mapping[str, float] | None) -> Imagined:
+        """What arms would bring; see `Learner.imagine`. Raises ValueError, also while no engine has described a draft."""
+        if self._learner is None or not self._learner.spec.drafts:
+            raise ValueError("the pool has no draft yet: no engine has described one")
+        return self._learner.imagine(now, load, mix)
 
     @property
     def ready(self) -> bool:

@@ -226,3 +226,59 @@ async def test_a_tokens_file_is_made_where_there_is_none(server: str, tmp_path: 
     assert file.stat().st_mode & 0o777 == 0o600
     name, role, secret = file.read_text().splitlines()[-1].split()
     assert (name, role, len(secret)) == ("admin", "admin", 43)
+
+
+async def test_what_a_pin_would_cost_is_told_before_it_is_ordered(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        before = (await api.get(f"{P}/policy")).json()["version"]
+        answer = await api.post(f"{P}/what-if", json={"load": 1})
+        assert answer.status_code == 200, answer.text
+        code = [arm for arm in answer.json()["arms"] if arm["domain"] == "code"]
+        assert {(arm["draft"], arm["k"]) for arm in code} == {("none", 0), ("ngram", 2), ("ngram", 4)}
+        # The best arm gives up nothing; goodput falls as the loss rises.
+        assert code[0]["loss"]["value"] == 0
+        assert [arm["goodput"] for arm in code] == sorted((arm["goodput"] for arm in code), reverse=True)
+        ratio = code[-1]["goodput"] / code[0]["goodput"]
+        assert code[-1]["loss"]["value"] == pytest.approx(1 - ratio, abs=0.02)
+        pin = {"domain": "code", "draft": code[-1]["draft"], "k": code[-1]["k"]}
+        (held,) = (await api.post(f"{P}/what-if", json={"load": 1, "pin": pin})).json()["arms"]
+        assert (held["draft"], held["k"], held["chosen"]) == (pin["draft"], pin["k"], code[-1]["chosen"])
+        assert held["loss"] == pytest.approx(code[-1]["loss"], rel=1e-3)  # counts fade between two questions
+        assert (await api.get(f"{P}/policy")).json()["version"][0] == before[0]
+        assert (await api.get(f"{P}/orders")).json()["revision"] == 0
+
+
+async def test_what_if_takes_another_mix(server: str, engine: CountingEngine, until: Until) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        answer = (await api.post(f"{P}/what-if", json={"load": 2, "mix": {"code": 3, "chat": 1}})).json()
+        assert answer["mix"] == {"code": pytest.approx(0.75), "chat": pytest.approx(0.25)}
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ({"load": 400}, "load is 400; allowed: 1 to"),
+        ({"load": 1, "mix": {"poetry": 1}}, "mix has domain 'poetry'; known: "),
+        ({"load": 1, "mix": {"code": -1}}, "mix has -1.0 for 'code'; allowed: 0 or more"),
+        (
+            {"load": 1, "pin": {"domain": "code", "draft": "ngram", "k": 3}},
+            "k is 3 for draft 'ngram'; allowed: 0, 2, 4",
+        ),
+        (
+            {"load": 1, "pin": {"domain": "poetry", "draft": "ngram", "k": 2}},
+            "domain 'poetry' has no rows at this load",
+        ),
+    ],
+)
+async def test_what_cannot_be_imagined_is_told(
+    server: str, engine: CountingEngine, until: Until, question: Any, said: str
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        answer = await api.post(f"{P}/what-if", json=question)
+        assert answer.status_code == 422
+        assert said in answer.json()["detail"]
