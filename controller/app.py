@@ -7,11 +7,25 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import Depends, FastAPI
 
-from controller.api import audit, decisions, domains, engines, health, limits, policies, pools, problems, steer, whatif
+from controller.api import (
+    audit,
+    decisions,
+    domains,
+    engines,
+    events,
+    health,
+    limits,
+    policies,
+    pools,
+    problems,
+    steer,
+    whatif,
+)
 from controller.api.access import is_loopback, reader
 from controller.dashboard import status
 from controller.metrics import registry
@@ -50,12 +64,15 @@ def create_app(settings: ControllerSettings) -> FastAPI:
         docs_url=None,  # its page loads scripts from another host; /openapi.json has the same content
         redoc_url=None,
     )
+    app.state.ending = False  # the process is to end: streams that would never end do
     app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
     problems.install(app)
     app.add_middleware(limits.BodyLimit)
     app.include_router(health.router)
     # In this order: a domain's path takes all that follows it.
-    read = [module.router for module in (pools, policies, decisions, engines, audit, steer, whatif, domains, status)]
+    read = [
+        module.router for module in (pools, events, policies, decisions, engines, audit, steer, whatif, domains, status)
+    ]
     for router in (health.measured, *read):
         app.include_router(router, dependencies=[Depends(reader)])
     return app
@@ -79,8 +96,9 @@ def run(settings: ControllerSettings) -> None:
     if not is_loopback(host) and settings.tokens_file is None:
         log.warning("no tokens_file: listening on 127.0.0.1 instead of %s, where everybody could steer", host)
         host = "127.0.0.1"
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         host=host,
         port=settings.port,
         log_level=settings.log_level,
@@ -88,11 +106,20 @@ def run(settings: ControllerSettings) -> None:
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    _Server(config).run()
+    _Server(config, app).run()
 
 
 class _Server(uvicorn.Server):
     """Ends with exit code 0 when asked to; uvicorn itself would die of the signal after its work is done."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        self._app.state.ending = True
+        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -10,11 +10,13 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from controller.feed import Feed
+from controller.history import SPARSE, History, Sample, sample
 from controller.settings import ControllerSettings
 from controller.steering import Orders
 from controller.store import UNAVAILABLE, CheckpointError, Commit, LeaseLostError, PoolStore
@@ -46,6 +48,12 @@ def _settle(answer: "asyncio.Future[A]", computed: Callable[[], A]) -> None:
         answer.set_exception(error)
 
 
+def _samples(stored: Iterable[bytes]) -> Iterator[Sample]:
+    for data in stored:
+        with contextlib.suppress(msgspec.MsgspecError):  # of another version: charts begin later
+            yield msgspec.json.decode(data, type=Sample)
+
+
 class PoolLoop:
     """Serves one pool until `stop`. `role`, `problem`, `complaint` and `view` are for the API to read at any time."""
 
@@ -61,6 +69,8 @@ class PoolLoop:
         self._clock = clock
         self._stopping = asyncio.Event()
         self._orders: bytes | None = None  # as last read
+        self.history = History()
+        self.feed = Feed()
         self._questions: deque[Callable[[Tuner], None]] = deque()
         self._committed: Version = (0, 0)  # of the newest commit known to be written
         self._n = 0
@@ -159,6 +169,8 @@ class PoolLoop:
         self.tuner.last_id = await self.store.resume_id(self.tuner.last_id)
         await self.store.announce()
         self._n, self._decided, self._issued, self._orders = 0, 0.0, 0.0, None
+        self.history = History(_samples(await self.store.history(SPARSE)))
+        self.feed.begin(epoch)
         log.info("pool %s: leading with epoch %d, reading after %s", self.store.pool, epoch, self.tuner.last_id)
         return True
 
@@ -218,6 +230,7 @@ class PoolLoop:
             log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)  # noqa: TRY400
             return False
         await self._work(tuner.steer, orders)
+        self.feed.put("order", msgspec.json.encode({"revision": orders.revision}))
         return tuner.ready
 
     def _due(self, tuner: Tuner) -> bool:
@@ -258,6 +271,18 @@ class PoolLoop:
         await self.store.commit(commit)
         self._committed = version
         tuner.committed(decided)
+        await self._tell(tuner, decided)
+
+    async def _tell(self, tuner: Tuner, decided: Decided) -> None:
+        """Keep a sample of what was committed, and let listeners know."""
+        if decided.view is None:
+            return
+        new = sample(decided.view, tuner.static)
+        if self.history.add(new):
+            await self.store.keep(msgspec.json.encode(new), SPARSE)
+        if decided.audit is not None:
+            self.feed.put("decision", decided.audit)
+        self.feed.put("state", b"")
 
     async def _outrank(self, tuner: Tuner) -> None:
         """An engine applies a version above ours that we did not issue: Redis lost writes. Move above it."""

@@ -265,6 +265,15 @@ class PoolStore:
             )
         )
 
+    async def keep(self, sample: bytes, kept: int) -> None:
+        """Append a sample to the pool's history, of which about `kept` stay."""
+        await self.client.xadd(self.keys.history, {"sample": sample}, maxlen=kept, approximate=True)
+
+    async def history(self, count: int) -> list[bytes]:
+        """The newest `count` samples, oldest first."""
+        rows = cast(Any, await self.client.xrevrange(self.keys.history, count=count))
+        return [fields[b"sample"] for _, fields in reversed(rows) if b"sample" in fields]
+
     async def policy(self) -> bytes | None:
         """The published policy as it lies in Redis."""
         return cast(bytes | None, await self.client.get(self.keys.policy))

@@ -38,6 +38,7 @@ from engine.link.messages import (
     Frame,
     Mode,
     Policy,
+    StaticChoice,
     Version,
     decode_frame,
     encode,
@@ -176,6 +177,11 @@ class Tuner:
         return self._spec
 
     @property
+    def static(self) -> StaticChoice:
+        """The operators' static choice."""
+        return StaticChoice() if self._spec is None else self._spec.static
+
+    @property
     def mode(self) -> Mode:
         """The mode in force: the operators' or the settings'."""
         return self.orders.mode or self.settings.mode
@@ -197,7 +203,7 @@ class Tuner:
                     self._learner.forget(reset.domain, reset.draft)
 
     def imagine(self, now: float, load: int, mix: Mapping[str, float] | None) -> Imagined:
-        """What arms would bring; see `Learner.imagine`. Raises ValueError, also while no engine has described a draft."""
+        """What arms would bring (`Learner.imagine`). Raises ValueError, also while no engine has described a draft."""
         if self._learner is None or not self._learner.spec.drafts:
             raise ValueError("the pool has no draft yet: no engine has described one")
         return self._learner.imagine(now, load, mix)
