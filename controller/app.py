@@ -25,9 +25,10 @@ from controller.api import (
     problems,
     steer,
     whatif,
+    whoami,
 )
 from controller.api.access import is_loopback, reader
-from controller.dashboard import status
+from controller.dashboard import pages, status
 from controller.metrics import registry
 from controller.settings import ControllerSettings
 from controller.supervisor import Supervisor
@@ -68,7 +69,9 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
     problems.install(app)
     app.add_middleware(limits.BodyLimit)
-    app.include_router(health.router)
+    # What holds no figures needs no token: the page asks for one.
+    for module in (health, whoami, pages):
+        app.include_router(module.router)
     # In this order: a domain's path takes all that follows it.
     read = [
         module.router for module in (pools, events, policies, decisions, engines, audit, steer, whatif, domains, status)

@@ -40,7 +40,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _holder(request: Request, credentials: Credentials, needed: Role) -> str:
+def holder(request: Request, credentials: Credentials, needed: Role) -> str:
+    """Who holds the token that was sent, or `local` where none are configured. 401, and 403 for another role."""
     tokens = cast(Tokens, request.app.state.tokens)
     if not tokens.configured:
         # A page from elsewhere that reaches this machine's loopback by a name of its own must not steer.
@@ -63,12 +64,12 @@ def _holder(request: Request, credentials: Credentials, needed: Role) -> str:
 def reader(request: Request, credentials: Credentials) -> None:
     """Lets pass who may read."""
     if not request.app.state.open_reads:
-        _holder(request, credentials, "read")
+        holder(request, credentials, "read")
 
 
 def admin(request: Request, credentials: Credentials) -> str:
     """The name of who steers. 401 and 403 for everybody else."""
-    return _holder(request, credentials, "admin")
+    return holder(request, credentials, "admin")
 
 
 AdminOf = Annotated[str, Depends(admin)]

@@ -203,7 +203,7 @@ async def test_reading_can_need_a_token_too(server: str, engine: CountingEngine,
     file.write_text(TOKENS)
     async with running(server, base="http://gpu-1", tokens_file=str(file), open_reads=False) as api:
         bob = {"Authorization": f"Bearer {'b' * 16}"}
-        for path in ("/v1/pools", "/metrics", "/"):
+        for path in ("/v1/pools", "/metrics", "/status"):
             assert (await api.get(path)).status_code == 401
             assert (await api.get(path, headers=bob)).status_code == 200
         assert (await api.get("/healthz")).status_code == 200
