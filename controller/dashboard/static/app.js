@@ -240,6 +240,9 @@ function pinDialog(pool, domain, one, choice, summary) {
   }, "Pin");
   // What it would cost stands there before anybody confirms.
   async function price() {
+    const none = form.elements.draft.value === "none";
+    if (none) form.elements.k.value = "0";
+    for (const option of form.elements.k.options) option.disabled = none && option.value !== "0";
     const given = Object.fromEntries(new FormData(form));
     cost.textContent = "…";
     try {
