@@ -23,6 +23,7 @@ from controller.api import (
     policies,
     pools,
     problems,
+    router,
     steer,
     whatif,
     whoami,
@@ -73,11 +74,9 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     for module in (health, whoami, pages):
         app.include_router(module.router)
     # In this order: a domain's path takes all that follows it.
-    read = [
-        module.router for module in (pools, events, policies, decisions, engines, audit, steer, whatif, domains, status)
-    ]
-    for router in (health.measured, *read):
-        app.include_router(router, dependencies=[Depends(reader)])
+    read = (pools, router, events, policies, decisions, engines, audit, steer, whatif, domains, status)
+    for one in (health.measured, *(module.router for module in read)):
+        app.include_router(one, dependencies=[Depends(reader)])
     return app
 
 

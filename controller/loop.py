@@ -267,6 +267,8 @@ class PoolLoop:
             policy=decided.policy,
             audit=decided.audit,
             dead=tuple(tuner.dead),
+            offer=decided.offer,
+            offer_seconds=decided.offer_seconds,
         )
         await self.store.commit(commit)
         self._committed = version

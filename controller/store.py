@@ -16,7 +16,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from engine.link.messages import Keys, Version
+from engine.link.messages import Keys, Offer, Version
+from engine.link.router import readable
 
 SCHEMA = 1
 START = "0-0"
@@ -64,6 +65,7 @@ class Commit(msgspec.Struct, frozen=True):
     """Everything that must be written together. `number` grows with every commit of one epoch (repeats are harmless).
 
     `policy` None: only the checkpoint. `audit`: one JSON object or None. `dead`: frames refused since the last commit.
+    `offer` None: the one that lies there is left to its expiry; else it holds for `offer_seconds`, and 0 removes it.
     """
 
     state: bytes
@@ -74,6 +76,8 @@ class Commit(msgspec.Struct, frozen=True):
     policy: bytes | None = None
     audit: bytes | None = None
     dead: Sequence[DeadLetter] = ()
+    offer: bytes | None = None
+    offer_seconds: float = 0.0
 
 
 # KEYS lease, checkpoint; ARGV clock in ms, floor, ttl in ms. Returns the token as a string, or false when it is taken.
@@ -105,9 +109,10 @@ return 1
 _RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
-# KEYS lease, checkpoint, policy, audit, dead, frames
-# ARGV token, state, last_id, n, number, saved, schema, policy or '', audit or '', audit limit, dead limit, then per
-# dead letter: id, frame, reason. A commit that arrives twice (a retry after a lost answer) is written once.
+# KEYS lease, checkpoint, policy, audit, dead, frames, offer
+# ARGV token, state, last_id, n, number, saved, schema, policy or '', audit or '', audit limit, dead limit, offer or '',
+# its ttl in ms (0: remove it), then per dead letter: id, frame, reason. A commit that arrives twice (a retry after a
+# lost answer) is written once.
 _COMMIT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local last = redis.call('HMGET', KEYS[2], 'epoch', 'number')
@@ -116,9 +121,11 @@ redis.call('HSET', KEYS[2], 'state', ARGV[2], 'last_id', ARGV[3], 'epoch', ARGV[
            'saved', ARGV[6], 'schema', ARGV[7])
 if ARGV[8] ~= '' then redis.call('SET', KEYS[3], ARGV[8]) end
 if ARGV[9] ~= '' then redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[10], '*', 'entry', ARGV[9]) end
-for i = 12, #ARGV, 3 do
+for i = 14, #ARGV, 3 do
   redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[11], '*', 'id', ARGV[i], 'frame', ARGV[i + 1], 'reason', ARGV[i + 2])
 end
+if ARGV[12] ~= '' and tonumber(ARGV[13]) > 0 then redis.call('SET', KEYS[7], ARGV[12], 'PX', ARGV[13])
+elseif ARGV[12] ~= '' then redis.call('DEL', KEYS[7]) end
 redis.call('XTRIM', KEYS[6], 'MINID', ARGV[3])
 return 1
 """
@@ -147,6 +154,11 @@ async def pools(client: "Redis") -> list[str]:
     """Names of the pools whose engines have announced themselves, sorted."""
     names = cast(set[bytes], await client.smembers(Keys.POOLS))
     return sorted(name.decode(errors="replace") for name in names)
+
+
+async def offers(client: "Redis") -> list[Offer]:
+    """The offers of all live pools, by the pool's name, for `engine.link.router.compose`."""
+    return readable([cast(bytes | None, await client.get(Keys(pool).offer)) for pool in await pools(client)])
 
 
 class PoolStore:
@@ -241,10 +253,11 @@ class PoolStore:
             for part in (letter.entry.id, letter.entry.frame[:KEPT_OF_A_DEAD_FRAME], letter.reason)
         ]
         done = await self._commit(
-            keys=[keys.lease, keys.checkpoint, keys.policy, keys.audit, keys.dead, keys.frames],
+            keys=[keys.lease, keys.checkpoint, keys.policy, keys.audit, keys.dead, keys.frames, keys.offer],
             args=[
                 str(self.epoch), commit.state, commit.last_id, commit.version[1], commit.number, repr(commit.saved),
-                SCHEMA, commit.policy or b"", commit.audit or b"", AUDIT_ENTRIES, DEAD_LETTERS, *letters,
+                SCHEMA, commit.policy or b"", commit.audit or b"", AUDIT_ENTRIES, DEAD_LETTERS,
+                commit.offer or b"", max(0, int(commit.offer_seconds * 1000)), *letters,
             ],
         )  # fmt: skip
         if not done:

@@ -10,10 +10,12 @@ import numpy as np
 
 from controller.learner.config import LearnerConfig, PoolSpec
 from controller.learner.decision import Decision
+from controller.learner.estimates import Estimates
 from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
 from controller.learner.whatif import Imagined
 from controller.ledger import Ledger
+from controller.offer import offer_of
 from controller.portrait import Arms, Subject, portray
 from controller.recent import Recent
 from controller.settings import ControllerSettings
@@ -50,15 +52,20 @@ log = logging.getLogger("controller")
 SCHEMA = 1
 HISTORY = 200
 DAY_MS = 86_400_000
+OFFER_SECONDS = (
+    30.0  # without a frame for so long a pool leaves the routers' hint; three decisions where they are slower
+)
 
 
 class Decided(NamedTuple):
-    """What one decision wants written. `policy` is None while no engine has described itself."""
+    """What one decision wants written. `policy` is None while no engine has described itself; `offer`: see `Commit`."""
 
     state: bytes
     policy: bytes | None
     audit: bytes | None
     view: PoolView | None
+    offer: bytes | None = None
+    offer_seconds: float = 0.0
 
 
 class _Saved(msgspec.Struct):
@@ -292,9 +299,10 @@ class Tuner:
         if self._switches or self._notes:
             note = "; ".join(self._notes) or None
             record = DecisionRecord(now, version, note, list(self._switches))
-        view = self._portrait(version if policy is not None else None, policy, now, record)
+        estimates = None if self._learner is None else self._learner.estimates(now)
+        view = self._portrait(version if policy is not None else None, policy, now, record, estimates)
         audit = msgspec.json.encode(record) if record is not None else None
-        return Decided(self.dump(), policy, audit, view)
+        return Decided(self.dump(), policy, audit, view, *self._offer(estimates, view, now))
 
     def committed(self, decided: Decided) -> None:
         """What `decide` gave has been written."""
@@ -366,10 +374,23 @@ class Tuner:
                 self._switches.append(Switch(*cell, before, after, probability, reasons[cell]))
                 self._switched += before is not None
 
+    def _offer(self, estimates: Estimates | None, view: PoolView, now: float) -> tuple[bytes | None, float]:
+        """What the pool offers routers, and for how many seconds from now: none without engines or frames."""
+        if estimates is None or self._decision is None or self._last_frame is None:
+            return None, 0.0
+        live = sum(engine.ended is None for engine in view.engines)
+        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, view.traffic.mean_rows, live, now)
+        lasts = max(OFFER_SECONDS, 3 * self.settings.decide_seconds)
+        return encode(offer), self._last_frame + lasts - now if live else 0.0
+
     def _portrait(
-        self, version: Version | None, policy: bytes | None, now: float, record: DecisionRecord | None
+        self,
+        version: Version | None,
+        policy: bytes | None,
+        now: float,
+        record: DecisionRecord | None,
+        estimates: Estimates | None,
     ) -> PoolView:
-        estimates = None if self._learner is None else self._learner.estimates(now)
         subject = Subject(
             pool=self.pool,
             mode=self.mode,

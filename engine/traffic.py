@@ -216,7 +216,7 @@ async def send(
         "ignore_eos": settings.ignore_eos,
     }
     if settings.labels:
-        body["metadata"] = {"domain": planned.domain}
+        body["vllm_xargs"] = {"domain": planned.domain}  # vLLM knows no other place
     start = time.perf_counter()
     while True:
         try:

@@ -10,9 +10,10 @@ def main() -> None:
     """Entry point of the `akc` command."""
     try:
         from controller.cli.commands import app
+
+        app()
     except ModuleNotFoundError as error:
         sys.exit(
             f"akc needs the package {error.name!r}, which is not installed here. Install the part you want to run: "
             "pip install 'adaptive-k-controller[controller]', '[engine]' or '[demo]'."
         )
-    app()

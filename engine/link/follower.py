@@ -37,11 +37,14 @@ class Judge:
         """Take in the key's value (`None`: there is no such key). The verdict, which is also counted: `applied`,
         `prolonged`, `same`, `absent`, `unreadable`, `older`, `future` or `expired`.
         """
+        followed = self._current is not None
         verdict, why = self._judge(data, unix_now)
         self.counts[verdict] += 1
         if why != self.why:
             self.why = why
-            (_log.warning if verdict in ("unreadable", "future") else _log.info)("policy: %s", why)
+            next_one = followed and verdict == "applied"  # one a second: no news
+            wrong = verdict in ("unreadable", "future")
+            _log.log(logging.WARNING if wrong else logging.DEBUG if next_one else logging.INFO, "policy: %s", why)
         return verdict
 
     def _judge(self, data: bytes | None, now: float) -> tuple[str, str]:
@@ -156,5 +159,8 @@ class Follower:
     def _failure(self, why: str) -> None:
         if self.connected or self.why is None:
             url = masked(self._settings.redis_url)
-            _log.warning("follower: %s is not reachable (%s); the policy in force stays until it expires", url, why)
+            stays = "the policy in force stays until it expires"
+            if self.judge.newest is None:
+                stays = "there was no policy yet, so the static choice is in force; trying again"
+            _log.warning("follower: %s is not reachable (%s); %s", url, why, stays)
         self.connected, self.why = False, why

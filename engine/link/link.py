@@ -136,7 +136,9 @@ class Link:
     def _record(self, step: StepOutcome) -> None:
         rows = len(step.rows)
         load = load_bucket(rows)
-        tokens, plain = 0, not any(passes for _, passes in step.drafted.values())
+        # A pass that only keeps a draft in step (tokens 0) guesses nothing: paused is as near to plain as such a batch
+        # can come, and neither a probe nor a breaker that waits for plain steps would ever end without it.
+        tokens, plain = 0, not any(asked for asked, _ in step.drafted.values())
         for row in step.rows:
             tokens += row.emitted
             if row.drafted:

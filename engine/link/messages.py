@@ -243,9 +243,44 @@ class Policy(Message, frozen=True):
     share: Share = 0.01
 
 
+class OfferCell(Message, frozen=True):
+    """What a pool would do for one more request of a domain and regime, at its present load.
+
+    `goodput`: tokens a second that the request would get under the pool's most probable arm, (draft, k); `sd`: its
+    relative standard deviation; `speedup`: over plain decoding there. `effective`: independent observations that
+    the draft's acceptance here rests on, 0 without a draft.
+    """
+
+    domain: Label
+    regime: Regime
+    draft: Label
+    k: Annotated[int, msgspec.Meta(ge=0, le=MAX_K)]
+    goodput: Annotated[float, msgspec.Meta(gt=0)]
+    sd: Annotated[float, msgspec.Meta(ge=0)]
+    speedup: Annotated[float, msgspec.Meta(gt=0)]
+    effective: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Offer(Message, frozen=True):
+    """What one pool has to offer a router, as its controller last computed it (`computed`: wall clock, seconds).
+
+    `load`: lower bound of the load bucket the numbers are for, that of the pool's mean batch lately. `engines`: alive.
+    `cells` is empty while no step of the pool has been timed. The key vanishes when no frame comes any more.
+    """
+
+    pool: Label
+    target: str
+    computed: Seconds
+    load: Count
+    engines: Count
+    cells: list[OfferCell]
+    v: int = WIRE_VERSION
+
+
 _encoder = msgspec.json.Encoder()
 _frame_decoder = msgspec.json.Decoder(Frame)
 _policy_decoder = msgspec.json.Decoder(Policy)
+_offer_decoder = msgspec.json.Decoder(Offer)
 
 
 def encode(message: Message) -> bytes:
@@ -261,6 +296,11 @@ def decode_frame(data: bytes) -> Frame:
 def decode_policy(data: bytes) -> Policy:
     """Parse and check a policy. Raises `msgspec.DecodeError` / `msgspec.ValidationError` naming the field."""
     return _policy_decoder.decode(data)
+
+
+def decode_offer(data: bytes) -> Offer:
+    """Parse and check an offer. Raises `msgspec.DecodeError` / `msgspec.ValidationError` naming the field."""
+    return _offer_decoder.decode(data)
 
 
 HALVED_FROM = 16  # batch from which a load bucket spans half an octave
@@ -355,6 +395,7 @@ class Keys:
         base = f"akc:{{{pool}}}"
         self.frames = f"{base}:frames"  # stream, field "frame": a Frame
         self.policy = f"{base}:policy"  # string: a Policy
+        self.offer = f"{base}:offer"  # string with expiry: an Offer
         self.hint = f"{base}:hint"  # pub/sub channel: "the policy changed", payload ignored
         self.lease = f"{base}:lease"  # string: fencing token (epoch) of the controller that owns the pool, with expiry
         self.checkpoint = f"{base}:checkpoint"  # hash: state, last_id, epoch, n, number, schema, saved, fence

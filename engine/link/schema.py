@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from engine.link.messages import Frame, Policy
+from engine.link.messages import Frame, Offer, Policy
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "schema"
-MESSAGES = {"frame": Frame, "policy": Policy}
+MESSAGES = {"frame": Frame, "policy": Policy, "offer": Offer}
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the message `frame` or `policy`."""
+    """The JSON Schema (draft 2020-12) of the message `frame`, `policy` or `offer`."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(MESSAGES[name])}
 
 

@@ -123,7 +123,8 @@ class StepOutcome(NamedTuple):
     `seconds`: interval between the ends of consecutive completed steps, idle gaps excluded. `rows`: decode rows only.
     `verified`: sum of K + 1 over decode rows, K as asked. `prefill`: prompt tokens prefilled in this
     step. `kv_tokens`: resident KV tokens of the running rows. `drafted`: for each draft that ran, its name to
-    (tokens asked for, passes). A step is *plain* when no draft ran in it and no row had draft tokens.
+    (tokens asked for, passes); (0, 1): it was kept in step for paused rows. A step is *plain* when no draft was asked
+    for tokens in it and no row had draft tokens.
     """
 
     seconds: float

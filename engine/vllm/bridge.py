@@ -4,20 +4,25 @@ What is planned when step t is scheduled is drafted at the end of step t and ver
 scheduling the drafts never pass through here, but the order is the same). So a request carries three numbers: the K
 planned for its next drafts, the K that was asked of the drafts now waiting, and how many of them were offered.
 
+With several drafters a request gets its own when it is about to be scheduled first (`choose`) and keeps it: a draft
+model that did not read the prompt cannot guess. While such a request's K is 0 its model stays in step, one pass a step
+(*paused*); one that got `none` costs no pass (*off*), and so does n-gram lookup, which keeps no cache.
+
 Nothing here imports vLLM; its objects are read through the few attributes named in `Request` and `Scheduled`.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from engine.link import LinkLike, RowOutcome, StepOutcome, Ticket
 from engine.link.held import Held
-from engine.link.messages import MAX_K, OTHER, Regime
+from engine.link.messages import MAX_K, NO_DRAFT, OTHER, Regime
 from engine.vllm.drafter import Drafter
 from engine.vllm.labels import Labels
+from engine.vllm.plan import Plan
 
 _GREEDY = 1e-5  # vLLM's own bound: a temperature below it is greedy
 
@@ -29,6 +34,7 @@ class Request(Protocol):
     prompt_token_ids: list[int] | None
     sampling_params: Any
     lora_request: Any
+    cache_salt: str | None
     num_computed_tokens: int
     num_output_placeholders: int
     is_prefill_chunk: bool
@@ -59,7 +65,7 @@ class ClosingLink(LinkLike, Protocol):
 class _Known:
     """What is known of a request between its steps."""
 
-    __slots__ = ("asked", "decodes", "k", "offered", "request", "speculates", "ticket", "valid")
+    __slots__ = ("asked", "begun", "decodes", "k", "offered", "request", "salt", "speculates", "ticket", "valid")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -70,6 +76,8 @@ class _Known:
         self.offered: int | None = None  # of them, what the drafter gave; None where nobody here has seen them
         self.valid = 0  # of them, what the grammar left
         self.decodes = False  # its prompt has been read
+        self.begun = False  # it has been scheduled: its drafter has read what the target has
+        self.salt = request.cache_salt  # the client's own
 
 
 class _Row(NamedTuple):
@@ -124,18 +132,29 @@ class Bridge:
         drafter: Drafter | None,
         *,
         table: Callable[[int], int] | None = None,
+        others: Sequence[Drafter] = (),
+        places: Sequence[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`others`: further drafters that the worker has in force, at these `places` of it (the configured one: 0)."""
         self.link = link
         self.labels = labels
         self.drafter = drafter
-        self.counts = Counts()
+        team = [drafter, *others] if drafter is not None and others else []
+        self._team = {one.name: one for one in team}
+        self._place = dict(zip(self._team, [0, *(places or range(1, len(team)))], strict=False))
+        self._judged = self._accepted = 0
         self._table = Held(table) if table is not None else None
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._steps: deque[_Step] = deque()
         self._over: list[_Known] = []
         self._last_end: float | None = None  # None: the engine was idle
+
+    @property
+    def counts(self) -> Counts:
+        """Draft tokens judged and kept since the start."""
+        return Counts(self._judged, self._accepted)
 
     def came(self, request: Request) -> None:
         """A request was added; a known one goes on (a streaming session)."""
@@ -153,9 +172,29 @@ class Bridge:
         if not self._steps:
             self._finish()
 
+    def choose(self, next_ones: Iterable[Request], running: int) -> dict[str, str | None]:
+        """Give requests that may be scheduled next their drafters. Returns the cache salts they need from now on.
+
+        Cached blocks of a prompt hold the draft model's keys and values only where that model read them too, so that
+        requests share blocks with those of their own model. Requests without a model share among themselves.
+        """
+        salts: dict[str, str | None] = {}
+        for request in next_ones if self._team else ():
+            known = self._known.get(request.request_id)
+            if known is None or known.begun:
+                continue
+            running += 1
+            drafter = self._team.get(self._ticket(known, running).draft)
+            salt = known.salt
+            if drafter is not None and drafter.cached:
+                salt = f"{drafter.name}/{salt or ''}"
+            if salt != request.cache_salt:
+                salts[request.request_id] = salt
+        return salts
+
     def scheduled(self, step: Scheduled, waiting: int) -> tuple[int, dict[str, int]]:
-        """A step was scheduled, and its requests' counters moved on. Returns the K of its drafter and of every request
-        that will decode next.
+        """A step was scheduled, and its requests' counters moved on. Returns the K of its drafting (with several
+        drafters a `Plan`), and of every request that will decode next.
         """
         began = self._clock()
         # New and resumed ones read a prompt, or join with one token and, maybe, dummy drafts that say nothing.
@@ -175,17 +214,40 @@ class Bridge:
             else:
                 prefill += tokens
             known.asked, known.offered, known.valid = 0, None, 0
+            known.begun = True
             known.decodes = not request.is_prefill_chunk
             if known.decodes:
                 going_on.append(known)
         planned = self._plan(going_on)
         ks = {known.request.request_id: known.k for known in going_on}
         drafted: dict[str, tuple[int, int]] = {}
-        if planned and self.drafter is not None:
+        if self._team:
+            planned, drafted = self._shared(step, planned, ks)
+        elif planned and self.drafter is not None:
             drafted[self.drafter.name] = (sum(ks.values()), self.drafter.passes(planned))
         self._steps.append(_Step(step, began, rows, prefill, kv_tokens, drafted))
         self.link.queue(waiting)
         return planned, ks
+
+    def _shared(self, step: Scheduled, planned: int, ks: dict[str, int]) -> tuple[Plan, dict[str, tuple[int, int]]]:
+        """Who drafts for whom in this step, and what each drafter runs: tokens asked for, passes.
+
+        A model runs over all its requests, those that still read their prompt among them: one pass at least.
+        """
+        drafts: dict[str, int] = {}
+        asked: dict[str, list[int]] = {}
+        for request_id in step.num_scheduled_tokens:
+            known = self._known.get(request_id)
+            if known is not None and known.ticket is not None and known.ticket.draft in self._team:
+                drafts[request_id] = self._place[known.ticket.draft]
+                asked.setdefault(known.ticket.draft, []).append(ks.get(request_id, 0))
+        drafted = {}
+        for name, each in asked.items():
+            drafter = self._team[name]
+            passes = drafter.passes(max(each))
+            if passes or drafter.cached:
+                drafted[name] = (sum(each), max(passes, int(drafter.cached)))
+        return Plan(planned, drafts, ks), drafted
 
     def _plan(self, going_on: list[_Known]) -> int:
         tickets = [self._ticket(known, len(going_on)) for known in going_on]
@@ -196,20 +258,42 @@ class Bridge:
         for known, ticket, k in zip(going_on, tickets, planned, strict=True):
             bounded = min(k, bound) if ticket.variant == "static" else k
             known.k = bounded if known.speculates else 0
+            if self._team:
+                drafter = self._team.get(ticket.draft)
+                known.k = min(known.k, drafter.most) if drafter is not None else 0
             known.asked = known.k
             known.offered = None
         return max(known.k for known in going_on)
 
     def _ticket(self, known: _Known, batch: int) -> Ticket:
-        """The request's ticket: made when it decodes first, and anew when its domain becomes known later."""
-        label = self.labels.of(known.request.request_id)
+        """The request's ticket: made when it decodes first (with several drafters: before that, see `choose`), and anew
+        when its domain becomes known later.
+        """
         ticket = known.ticket
-        if ticket is not None and (label is None or ticket.domain != OTHER or label == OTHER):
+        if ticket is not None and ticket.domain != OTHER:
+            return ticket
+        label = self.labels.of(known.request.request_id)
+        if ticket is not None and (label is None or label == OTHER):
             return ticket
         if ticket is not None:
             self.link.finish(ticket)
         known.ticket = self.link.admit(label or OTHER, _regime(known.request.sampling_params), batch)
+        if self._team:
+            self._hold(known, known.ticket, ticket)
         return known.ticket
+
+    def _hold(self, known: _Known, ticket: Ticket, before: Ticket | None) -> None:
+        """Hold a request to a drafter it can have. What came late, as a domain does that the classifier found, finds
+        the prompt read: no model can be taken up any more, and none is put down, since cached blocks are marked as its.
+        """
+        held = before.draft if before is not None else NO_DRAFT
+        if not known.speculates:
+            ticket.take(NO_DRAFT)
+        elif known.begun and ticket.draft != held and (self._cached(held) or self._cached(ticket.draft)):
+            ticket.take(held)
+
+    def _cached(self, name: str) -> bool:
+        return name in self._team and self._team[name].cached
 
     def offered(self, drafts: Mapping[str, int]) -> dict[str, int]:
         """The drafter has offered so many tokens to each request; returns to what they are to be cut."""
@@ -269,7 +353,8 @@ class Bridge:
             return None, row.scheduled + 1
         accepted = sampled - 1
         if row.scheduled:
-            self.counts = Counts(self.counts.drafted + judged, self.counts.accepted + accepted)
+            self._judged += judged
+            self._accepted += accepted
         if not row.asked:
             return RowOutcome(ticket, 0, 0, 0, min(emitted, 1)), row.scheduled + 1
         # Draft tokens behind a stop token were judged, but nobody asked for what follows it.
@@ -284,6 +369,8 @@ class Bridge:
 
     def _finish(self) -> None:
         """Finish the tickets of requests that are over and have no row in a step under way."""
+        if not self._over:
+            return
         under_way = {row.known.request.request_id for step in self._steps for row in step.rows}
         left = []
         for known in self._over:

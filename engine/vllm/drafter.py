@@ -1,4 +1,4 @@
-"""What the one drafter of an engine is called on the wire, and the engine's description of itself."""
+"""What an engine's drafters are called on the wire, and the engine's description of itself."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _KINDS: dict[str, Kind] = {
 
 
 class Drafter(NamedTuple):
-    """The configured drafter: its name on the wire, kind, largest K, and whether its K may change from step to step.
+    """A drafter: its name on the wire, kind, largest K, and whether its K may change from step to step.
 
     `passes_per_k`: drafting passes a drafted token takes, 0 where one pass proposes them all.
     """
@@ -31,6 +31,11 @@ class Drafter(NamedTuple):
     def passes(self, k: int) -> int:
         """Passes of a step in which the drafter proposes K tokens."""
         return k if self.passes_per_k else min(k, 1)
+
+    @property
+    def cached(self) -> bool:
+        """Whether it keeps a KV cache, which has holes after any step of the request that it did not run in."""
+        return self.kind in ("model", "eagle")
 
 
 def drafter_of(
@@ -62,6 +67,34 @@ def by_batch(table: Sequence[Sequence[int]]) -> Callable[[int], int]:
     return lambda batch: int(ordered[max(bisect_right(starts, batch) - 1, 0)][2])
 
 
+def further(settings: VllmSettings, configured: Drafter) -> list[Drafter]:
+    """The drafters beside the configured one, in the order of the settings. Raises `ValueError`.
+
+    >>> from engine.vllm.settings import DrafterSettings
+    >>> main = drafter_of("draft_model", "/models/small", 5)
+    >>> [one.name for one in further(VllmSettings(drafters=(DrafterSettings(method="ngram"),)), main)]
+    ['ngram']
+    >>> further(VllmSettings(drafters=(DrafterSettings(model="/old/small"),)), main)
+    Traceback (most recent call last):
+    ValueError: drafters[0] is called 'small', as another drafter is; give it a name of its own
+    """
+    taken, found = {configured.name, NO_DRAFT}, []
+    for at, one in enumerate(settings.drafters):
+        most = one.num_speculative_tokens or configured.most
+        if most > configured.most:
+            raise ValueError(
+                f"drafters[{at}].num_speculative_tokens is {most}; that of --speculative-config is {configured.most}, "
+                "which is the most allowed"
+            )
+        drafter = drafter_of(one.method, one.model, most, one.name)
+        if drafter.name in taken:
+            why = "the name of not speculating" if drafter.name == NO_DRAFT else "as another drafter is"
+            raise ValueError(f"drafters[{at}] is called {drafter.name!r}, {why}; give it a name of its own")
+        taken.add(drafter.name)
+        found.append(drafter)
+    return found
+
+
 def describe(
     drafter: Drafter | None,
     settings: VllmSettings,
@@ -71,9 +104,10 @@ def describe(
     hardware: str,
     max_batch: int,
     prepared: Sequence[int] | None = None,
+    others: Sequence[Drafter] = (),
 ) -> EngineDescription:
-    """What the engine announces; `prepared`: the K that vLLM was told to prepare. Raises `ValueError` for a K that the
-    drafter was not configured for.
+    """What the engine announces, `others` among its drafts; `prepared`: the K that vLLM was told to prepare. Raises
+    `ValueError` for a K that the configured drafter was not made for.
 
     >>> ngram = drafter_of("ngram", None, 4)
     >>> about = dict(software="vllm", target="t", hardware="cpu", max_batch=8)
@@ -97,7 +131,9 @@ def describe(
     static = settings.static
     if drafter is not None and static.draft == NO_DRAFT and not settings.static_k:
         static = StaticChoice(drafter.name, most)
-    drafts = [DraftInfo(drafter.name, drafter.kind, most)] if drafter else []
+    if others and not static.k:
+        static = StaticChoice()  # a draft that is never asked need not be kept in step
+    drafts = [DraftInfo(one.name, one.kind, one.most) for one in (drafter, *others) if one is not None]
     return EngineDescription(
         software, target[:64], hardware[:64], drafts, sorted({0, *(k for k in ks if k <= most)}), static, max_batch
     )

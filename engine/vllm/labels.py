@@ -38,6 +38,7 @@ class Labels:
         self._pattern = re.compile(settings.request_id) if settings.request_id else None
         self._tokenizer = tokenizer
         self._found: dict[str, str | None] = {}  # of requests that are there
+        self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[str, list[int]] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self.refused = 0  # labels that cannot be used
@@ -64,7 +65,8 @@ class Labels:
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        self._found.pop(request_id, None)
+        with self._lock:  # not while the thread writes: what it adds now would stay
+            self._found.pop(request_id, None)
 
     def close(self) -> None:
         """Let the thread end."""
@@ -98,30 +100,26 @@ class Labels:
             return None
 
     def _run(self) -> None:
+        detokenise: Callable[[Sequence[int]], str] | None = None
         try:
             detokenise = self._tokenizer()
         except Exception as error:
             _log.warning("adaptive_k: no classifier, requests without a label are `other`: %r", error)
             self._settings = msgspec.structs.replace(self._settings, classify=False)
-            self._drain()
-            return
-        while (asked := self._queue.get()) is not None:
+        while (asked := self._queue.get()) is not None:  # without a tokenizer, those that were under way
             request_id, tokens = asked
             try:
-                domain = classify(detokenise(tokens)).domain
-                if request_id in self._found:
-                    self._found[request_id] = domain
+                if detokenise is None:
+                    self.unread += 1
+                else:
+                    self._read(request_id, classify(detokenise(tokens)).domain)
             except Exception as error:
                 self.unread += 1
                 _log.debug("adaptive_k: prompt of %s not classified: %r", request_id, error)
             finally:
                 self._queue.task_done()
 
-    def _drain(self) -> None:
-        while True:
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                return
-            self.unread += 1
-            self._queue.task_done()
+    def _read(self, request_id: str, domain: str) -> None:
+        with self._lock:
+            if request_id in self._found:
+                self._found[request_id] = domain

@@ -4,6 +4,7 @@ Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the 
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import platform
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -20,10 +22,12 @@ from vllm.v1.request import Request
 from vllm.version import __version__
 
 from engine.link import Link
+from engine.link.messages import MAX_K
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of
+from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of, further
 from engine.vllm.labels import Labels
-from engine.vllm.settings import settings_of
+from engine.vllm.settings import VllmSettings, settings_of
+from engine.vllm.several import Force, in_force, obstacle
 from engine.vllm.versions import problem
 
 _log = logging.getLogger("vllm.adaptive_k")
@@ -34,9 +38,48 @@ def _drafter(config: VllmConfig, name: str | None) -> Drafter | None:
     if speculative is None:
         return None
     parallel = bool(getattr(speculative, "parallel_drafting", False))
-    return drafter_of(
+    drafter = drafter_of(
         str(speculative.method), speculative.model, speculative.num_speculative_tokens, name, parallel=parallel
     )
+    # Ranks that run together (experts) meet in every pass of a drafting model: another number of them would hang all.
+    return drafter._replace(steady=drafter.steady or (_together(config) and drafter.kind != "ngram"))
+
+
+def _together(config: VllmConfig) -> bool:
+    """Whether data-parallel ranks run their passes together; vLLM tells independent ranks that they are alone."""
+    return bool(config.parallel_config.data_parallel_size > 1)
+
+
+def _hardware(config: VllmConfig) -> str:
+    """What step times depend on besides the model: engines of one pool must agree on it."""
+    try:
+        name = str(current_platform.get_device_name())
+    except Exception:
+        name = str(config.device_config.device_type)
+    parallel, kind = config.parallel_config, str(config.model_config.dtype).removeprefix("torch.")
+    devices = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    return f"{devices} x {name}, {platform.machine()}, {kind}"
+
+
+def _log_with_vllm() -> None:
+    """Let the link's messages come out where and as vLLM's do: it hides what is not its own below a warning."""
+    link, theirs = logging.getLogger("engine.link"), logging.getLogger("vllm")
+    if theirs.handlers and not link.handlers:
+        link.handlers, link.propagate = list(theirs.handlers), False
+        link.setLevel(theirs.level)
+
+
+def _others(config: VllmConfig, settings: VllmSettings, drafter: Drafter | None, cache: Any) -> Force:
+    """The drafters that the worker has in force beside the configured one."""
+    if not settings.drafters:
+        return Force([], [], [])
+    why = obstacle(config)
+    others = further(settings, drafter or Drafter("none", "other", MAX_K))
+    layers = [name for group in getattr(cache, "kv_cache_groups", ()) for name in group.layer_names]
+    force = in_force(others, layers, why, asynchronous=bool(config.scheduler_config.async_scheduling))
+    for line in force.lines:
+        _log.error("adaptive_k: drafter %s", line)
+    return force
 
 
 def _detokeniser(config: VllmConfig) -> Any:
@@ -50,35 +93,40 @@ def _detokeniser(config: VllmConfig) -> Any:
     return text
 
 
-def _bridge(config: VllmConfig) -> Bridge | None:
+def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     """The bridge of this engine, None where the plug-in is switched off. Raises for settings nobody can use."""
     parallel = config.parallel_config
-    settings = settings_of(
-        config.additional_config, os.environ, parallel.data_parallel_rank, parallel.data_parallel_size
-    )
+    # Independent ranks are told that they are alone, and keep their index.
+    rank = parallel.data_parallel_index
+    settings = settings_of(config.additional_config, os.environ, rank, max(parallel.data_parallel_size, rank + 1))
     if settings.off:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
     drafter = _drafter(config, settings.draft)
     table = getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)
+    force = _others(config, settings, drafter, cache)
     described = describe(
         drafter,
         settings,
+        others=force.others,
         software=f"vllm {__version__}",
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
-        hardware=f"{config.device_config.device_type} {platform.machine()}",
+        hardware=_hardware(config),
         max_batch=config.scheduler_config.max_num_seqs,
         prepared=[k for _, _, k in table] if table else None,
     )
     static = described.static
     settings = msgspec.structs.replace(settings, static_draft=static.draft, static_k=static.k)
+    _log_with_vllm()
     link = Link.connect(settings, described)
     labels = Labels(settings, lambda: _detokeniser(config))
     _log.info(
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
-        settings.pool, settings.engine_id, drafter.name if drafter else "none", described.k_values, described.static.k,
+        settings.pool, settings.engine_id, ", ".join(one.name for one in described.drafts) or "none",
+        described.k_values, described.static.k,
     )  # fmt: skip
-    return Bridge(link, labels, drafter, table=by_batch(table) if table else None)
+    looked_up = by_batch(table) if table else None
+    return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places)
 
 
 class _Hooks:
@@ -89,8 +137,12 @@ class _Hooks:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._start()
+
+    def _start(self) -> None:
         try:
-            self._akc = _bridge(self.vllm_config)  # type: ignore[attr-defined]  # the scheduler's
+            cache = getattr(self, "kv_cache_config", None)
+            self._akc = _bridge(self.vllm_config, cache)  # type: ignore[attr-defined]  # the scheduler's
         except Exception as error:
             self._give_up("start", error)
 
@@ -120,7 +172,8 @@ class _Hooks:
         """Meet a new request."""
         super().add_request(request)  # type: ignore[misc]  # the scheduler's
         with self._ours("add_request") as bridge:
-            if bridge is not None:
+            # A streaming session's next input, or its end, comes as a request of the same id, which is not kept.
+            if bridge is not None and self.requests.get(request.request_id) is request:  # type: ignore[attr-defined]  # the scheduler's
                 bridge.came(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -130,6 +183,22 @@ class _Hooks:
                 bridge.ended(request.request_id)
         return result
 
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the requests that may come up have their drafters before vLLM looks for cached blocks."""
+        with self._ours("schedule") as bridge:
+            if bridge is not None:
+                self._choose(bridge)
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]  # the scheduler's
+
+    def _choose(self, bridge: Bridge) -> None:
+        running = len(self.running)  # type: ignore[attr-defined]  # the scheduler's
+        next_ones = itertools.islice(self.waiting, max(0, self.max_num_running_reqs - running))  # type: ignore[attr-defined]  # the scheduler's
+        for request_id, salt in bridge.choose(next_ones, running).items():
+            request = self.requests[request_id]  # type: ignore[attr-defined]  # the scheduler's
+            request.cache_salt = salt
+            request.block_hashes = []
+            request.update_block_hashes()
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
         with self._ours("_update_after_schedule") as bridge:
@@ -138,7 +207,7 @@ class _Hooks:
                 self._apply(scheduler_output, *bridge.scheduled(scheduler_output, waiting))
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
-        """Set the drafter's K; rows are cut when their drafts come in."""
+        """Set the K of the drafting; rows are cut when their drafts come in."""
         drafter = self._akc.drafter if self._akc else None
         if drafter is not None and not drafter.steady:
             scheduler_output.num_spec_tokens_to_schedule = planned
@@ -200,11 +269,13 @@ class AsyncAdaptiveScheduler(_Hooks, AsyncScheduler):
     """The next step is scheduled before this one's drafts exist: rows hold places for them."""
 
     def _apply(self, scheduler_output: SchedulerOutput, planned: int, ks: dict[str, int]) -> None:
+        # Lists of their own: vLLM's is shared by all requests. All are made before one is set, since a row with more
+        # places than the drafter makes tokens is beyond what vLLM can serve.
+        rows = [self.requests[request_id] for request_id in scheduler_output.num_scheduled_tokens]
+        places = [(row, [-1] * ks.get(row.request_id, 0)) for row in rows if not row.is_prefill_chunk]
         super()._apply(scheduler_output, planned, ks)
-        self._spec_token_placeholders = [-1] * scheduler_output.num_spec_tokens_to_schedule
-        for request_id, k in ks.items():
-            # A list of its own: vLLM's is shared by all requests.
-            self.requests[request_id].spec_token_ids = [-1] * k
+        for request, place in places:
+            request.spec_token_ids = place
 
 
 class AdaptiveScheduler:

@@ -11,7 +11,7 @@ K = 4
 ROUNDS, STEPS = 15, 200
 
 
-def _policy() -> Policy:
+def policy() -> Policy:
     arms = [(0, 0.1), (2, 0.2), (4, 0.6), (6, 0.1)]
     seconds = [(0, 0.05), (2, 0.06), (4, 0.07), (6, 0.08)]
     choices = [DraftChoice(name, 0.5, arms, [7.0] * 8, [3.0] * 8, seconds) for name in ("model", "other")]
@@ -35,7 +35,7 @@ def _measure(rows: int) -> tuple[float, float, float]:
     drafts = [DraftInfo("model", "model", 8), DraftInfo("other", "model", 8)]
     describe = EngineDescription("bench", "t", "cpu", drafts, [0, 2, 4, 6], StaticChoice(), 64, switches=True)
     link = Link(LinkSettings(pool="bench", seed=1), describe)
-    link.judge.judge(encode(_policy()), time.time())
+    link.judge.judge(encode(policy()), time.time())
     tickets: list[Ticket] = [link.admit(("code", "math", "chat")[i % 3], "greedy", rows) for i in range(rows)]
     outcomes = [RowOutcome(t, K, i % (K + 1), min(i % (K + 1) + 1, K), i % (K + 1) + 1) for i, t in enumerate(tickets)]
     step = StepOutcome(0.05, outcomes, rows * (K + 1), 0, 4000, {"model": (rows * K, K)})

@@ -32,11 +32,12 @@ def description(target: str = "smol", drafts: tuple[str, ...] = ("ngram",), max_
 
 
 class CountingEngine:
-    """Counts steps of one row at K = 2 per domain; `frame` reports what changed since the last frame, or everything."""
+    """Counts steps of one row at K = 2 on its one draft per domain; `frame` reports what changed since the last frame,
+    or everything."""
 
-    def __init__(self, name: str = "e", incarnation: str = "i", started: float = 1_000.0) -> None:
-        self.name, self.incarnation, self.started = name, incarnation, started
-        self.describe = description()
+    def __init__(self, name: str = "e", incarnation: str = "i", started: float = 1_000.0, draft: str = "ngram") -> None:
+        self.name, self.incarnation, self.started, self.draft = name, incarnation, started, draft
+        self.describe = description(drafts=(draft,))
         self.seq = 0
         self.time = 0.0
         self.cells: dict[str, dict[Any, Any]] = {kind: {} for kind in KINDS}
@@ -46,25 +47,29 @@ class CountingEngine:
         """One step of one request at K = 2 that kept `accepted` (0..2) draft tokens."""
         seen = [1, int(accepted >= 1)]
         kept = [int(accepted >= 1), int(accepted >= 2)]
-        old = self.cells["acceptance"].get(domain) or AcceptanceCell(domain, regime, "ngram", "policy", [0, 0], [0, 0])
+        old = self.cells["acceptance"].get(domain) or AcceptanceCell(
+            domain, regime, self.draft, "policy", [0, 0], [0, 0]
+        )
         self.cells["acceptance"][domain] = AcceptanceCell(
-            domain, regime, "ngram", "policy", _sum(old.seen, seen), _sum(old.accepted, kept)
+            domain, regime, self.draft, "policy", _sum(old.seen, seen), _sum(old.accepted, kept)
         )
         s, a = sum(seen), sum(kept)
         m = self.cells["moments"].get(domain) or MomentCell(
-            domain, regime, "ngram", 0, [0, 0], [0, 0], [0, 0], [0, 0], [0, 0], 0, 0, 0, 0, 0
+            domain, regime, self.draft, 0, [0, 0], [0, 0], [0, 0], [0, 0], [0, 0], 0, 0, 0, 0, 0
         )
         self.cells["moments"][domain] = MomentCell(
-            domain, regime, "ngram", m.segments + 1, _sum(m.s, seen), _sum(m.a, kept), _sum(m.ss, seen),
+            domain, regime, self.draft, m.segments + 1, _sum(m.s, seen), _sum(m.a, kept), _sum(m.ss, seen),
             _sum(m.sa, kept), _sum(m.aa, kept), m.total_s + s, m.total_a + a, m.total_ss + s * s,
             m.total_sa + s * a, m.total_aa + a * a,
         )  # fmt: skip
         x = [3.0, 0.0, 64.0, 2.0, 2.0]
         xx = [x[i] * x[j] for i in range(5) for j in range(i, 5)]
-        c = self.cells["cost"].get("all") or CostCell(["ngram"], 1, 2, 0, 0, 0.0, 0.0, [0.0] * 5, [0.0] * 15, [0.0] * 5)
+        c = self.cells["cost"].get("all") or CostCell(
+            [self.draft], 1, 2, 0, 0, 0.0, 0.0, [0.0] * 5, [0.0] * 15, [0.0] * 5
+        )
         hist = {**c.hist, "151": c.hist.get("151", 0) + 1}
         self.cells["cost"]["all"] = CostCell(
-            ["ngram"], 1, 2, 0, c.count + 1, c.seconds + seconds, c.seconds_sq + seconds**2, _sum(c.sx, x),
+            [self.draft], 1, 2, 0, c.count + 1, c.seconds + seconds, c.seconds_sq + seconds**2, _sum(c.sx, x),
             _sum(c.sxx, xx), _sum(c.sxy, [v * seconds for v in x]), hist,
         )  # fmt: skip
         b = self.cells["account"].get(domain) or AccountCell(domain, regime, 1, "adaptive", 0, 0, 0.0)

@@ -77,6 +77,20 @@ async def test_a_commit_writes_checkpoint_policy_audit_and_dead_letters_together
     assert await store.dead_letters(5) == letters
 
 
+async def test_an_offer_has_an_expiry_stays_when_none_is_made_and_goes_when_its_time_is_over(client: "Redis") -> None:
+    store = PoolStore(client, "p")
+    await store.acquire(now=NOW)
+    letters = [DeadLetter(Entry("5-1", b"{bad"), "not a frame")]
+    await store.commit(commit(store, offer=b"{}", offer_seconds=20.0, dead=letters))
+    assert await client.get(store.keys.offer) == b"{}"
+    assert 10_000 < await client.pttl(store.keys.offer) <= 20_000
+    assert await store.dead_letters(5) == letters
+    await store.commit(commit(store, number=2))
+    assert await client.exists(store.keys.offer) == 1
+    await store.commit(commit(store, number=3, offer=b"{}", offer_seconds=-1.0))
+    assert await client.exists(store.keys.offer) == 0
+
+
 async def test_a_commit_without_the_lease_writes_nothing(client: "Redis") -> None:
     old, new = PoolStore(client, "p"), PoolStore(client, "p")
     await old.acquire(now=NOW)

@@ -1,5 +1,6 @@
 """The reference says what the code does: examples decode, and tables list every setting, field, flag and metric."""
 
+import dataclasses
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,8 @@ from controller.cli.commands import app
 from controller.cli.demo.run import POOL
 from controller.settings import ControllerSettings
 from engine.link import DraftInfo
-from engine.link.messages import Frame, Policy, decode_frame, decode_policy
+from engine.link.messages import Frame, Offer, OfferCell, Policy, decode_frame, decode_offer, decode_policy
+from engine.link.router import RoutedPool, compose
 from engine.link.settings import LinkSettings, allowed
 from engine.link.table import Table
 from engine.link.ticket import RowOutcome, StepOutcome, Ticket
@@ -56,10 +58,30 @@ def marked(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+def blocks() -> list[bytes]:
+    """The example messages: a frame, a policy, an offer."""
+    return [b.encode() for b in re.findall(r"```json\n(.*?)```", WIRE.read_text(encoding="utf-8"), flags=re.DOTALL)]
+
+
 @pytest.fixture
 def examples() -> tuple[Frame, Policy]:
-    frame, policy = re.findall(r"```json\n(.*?)```", WIRE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return decode_frame(frame.encode()), decode_policy(policy.encode())
+    frame, policy, _ = blocks()
+    return decode_frame(frame), decode_policy(policy)
+
+
+def test_the_example_offer_can_be_routed_by_and_every_field_is_explained() -> None:
+    offer = decode_offer(blocks()[2])
+    (route,) = compose([offer], domain="code")
+    assert (route.regime, route.pools[0].pool, route.pools[0].probability) == ("greedy", "smollm2", 1.0)
+    told = {word for row in rows(section("wire.md", "## The offer: a hint for routers")) for word in marked(row[0])}
+    named = {field.name for kind in (Offer, OfferCell) for field in msgspec.structs.fields(kind)}
+    assert told == named - {"v", "domain", "regime"}
+
+
+def test_every_field_of_a_routed_pool_is_explained() -> None:
+    part = section("api.md", "## Which pool serves a domain best")
+    fields = {field.name for field in dataclasses.fields(RoutedPool)} - {"pool"}
+    assert fields <= set(marked(part))
 
 
 def test_the_example_frame_obeys_the_counting_rules(examples: tuple[Frame, Policy]) -> None:

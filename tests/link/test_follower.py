@@ -1,5 +1,6 @@
 """Following a policy: which versions count, what is refused and why, and a server that comes and goes."""
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -140,20 +141,37 @@ def test_a_hint_is_followed_at_once_and_a_lost_one_at_the_next_poll(
 
 
 def test_it_starts_without_a_server_and_survives_its_restart(
-    down_server: "Server", judge: Judge, live_policy: MakePolicy, eventually: Eventually
+    down_server: "Server",
+    judge: Judge,
+    live_policy: MakePolicy,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     follower = Follower(LinkSettings(redis_url=down_server.url, pool="p", poll_interval=0.1, timeout=1), judge)
     follower.start()
     eventually(lambda: follower.why)
     assert "ConnectionError" in str(follower.why)
+    assert "no policy yet, so the static choice is in force" in caplog.text
     down_server.start()
     eventually(lambda: follower.connected)
     down_server.publish(live_policy(1))
     eventually(lambda: judge.newest == (1, 1))
     down_server.kill()
     eventually(lambda: not follower.connected)
+    assert "the policy in force stays until it expires" in caplog.text
     down_server.start()
     eventually(lambda: follower.connected)
     down_server.publish(live_policy(2))
     eventually(lambda: judge.newest == (1, 2))
     assert follower.close(5)
+
+
+def test_the_log_tells_that_a_policy_came_into_force_and_not_every_next_one(
+    judge: Judge, make_policy: MakePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="engine.link.follower"):
+        for n in (1, 2, 3):
+            judge.judge(encode(make_policy({}, version=(5, n))), NOW)
+        judge.judge(b"{", NOW)
+        judge.judge(encode(make_policy({}, version=(5, 4))), NOW)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]

@@ -240,13 +240,16 @@ def test_plain_probes_are_accounted_apart(link: Link, make_policy: MakePolicy) -
     assert {tuple(c.drafts): c.count for c in frame.cost} == {("ngram",): 16, (): 4}
 
 
-def test_speculation_that_loses_is_turned_off_reported_and_let_in_again(link: Link, make_policy: MakePolicy) -> None:
+@pytest.mark.parametrize("idle", [{}, {"ngram": (0, 1)}], ids=["off", "paused: one pass keeps the draft in step"])
+def test_speculation_that_loses_is_turned_off_reported_and_let_in_again(
+    link: Link, make_policy: MakePolicy, idle: dict[str, tuple[int, int]]
+) -> None:
     policy = make_policy({("code", 1): {"ngram": (1.0, [(4, 1.0)])}}, probe=ProbePlan(40, 2))
     link.judge.judge(encode(fresh(policy)), time.time())
     ticket = link.admit("code", "greedy", 1)
     for _ in range(2000):
         (k,) = link.plan([ticket], 1)
-        seconds, drafted = (0.04, {"ngram": (4, 4)}) if k else (0.01, {})
+        seconds, drafted = (0.04, {"ngram": (4, 4)}) if k else (0.01, idle)
         link.record(StepOutcome(seconds, [RowOutcome(ticket, k, 0, min(k, 1), 1)], k + 1, 0, 0, drafted))
         if link.status()["breaker"] == "open":
             break
@@ -257,7 +260,7 @@ def test_speculation_that_loses_is_turned_off_reported_and_let_in_again(link: Li
     states = []
     for _ in range(400):
         (k,) = link.plan([ticket], 1)
-        seconds, drafted = (0.012, {"ngram": (4, 4)}) if k else (0.01, {})  # now it pays
+        seconds, drafted = (0.012, {"ngram": (4, 4)}) if k else (0.01, idle)  # now it pays
         link.record(StepOutcome(seconds, [RowOutcome(ticket, k, k, k, k + 1)], k + 1, 0, 0, drafted))
         states.append(link.status()["breaker"])
     assert states.count("open") == 255  # and the step that ended it

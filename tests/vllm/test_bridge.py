@@ -51,7 +51,7 @@ def made(name: str, prompt: int = 8, **params: Any) -> Any:
     sampling = SimpleNamespace(temperature=0.0, extra_args={"domain": "code"}, min_p=0.0, logit_bias=None)
     vars(sampling).update(params)
     return Named(
-        request_id=name, prompt_token_ids=[1] * prompt, sampling_params=sampling, lora_request=None,
+        request_id=name, prompt_token_ids=[1] * prompt, sampling_params=sampling, lora_request=None, cache_salt=None,
         num_computed_tokens=0, num_output_placeholders=0, num_output_tokens=0, is_prefill_chunk=True, spec_token_ids=[],
     )  # fmt: skip
 

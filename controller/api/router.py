@@ -1,0 +1,27 @@
+"""The router hint: which pool serves a domain best, over all live pools, whoever leads them."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from controller.api.access import SupervisorOf
+from controller.api.problems import ProblemError, documented
+from controller.store import UNAVAILABLE, offers
+from engine.link.router import Route, compose
+
+router = APIRouter(prefix="/v1/router", tags=["router"])
+
+Named = Annotated[str | None, Query(description="only this one")]
+
+
+@router.get("", responses=documented(503))
+async def read_router(
+    supervisor: SupervisorOf, target: Named = None, domain: Named = None, regime: Named = None
+) -> list[Route]:
+    """By target, domain and regime the pools, highest expected goodput first. Empty: no live pool offers any."""
+    try:
+        found = await offers(supervisor.client)
+    except UNAVAILABLE as error:
+        raise ProblemError(503, "No hint", f"Redis does not answer: {error}", {"Retry-After": "2"}) from None
+    return await asyncio.to_thread(compose, found, target=target, domain=domain, regime=regime)
