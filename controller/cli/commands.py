@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import replay, route, simulate, steer, vet
+from controller.cli import replay, simulate, steer, vet
 
 app = typer.Typer(
     no_args_is_help=True,
