@@ -1,7 +1,7 @@
 # Two images from one file: `controller` (no torch) and `engine` (the torch engine and the traffic generator).
 # Everything lives in /venv, so that the final stages copy one folder and carry no build tools.
 FROM python:3.11-slim AS base
-RUN useradd --uid 10001 --create-home akc && mkdir /models && chown akc /models
+RUN useradd --uid 10001 --create-home akc && mkdir /models /tokens && chown akc /models /tokens
 
 FROM base AS build
 WORKDIR /src

@@ -8,7 +8,7 @@ TORCH  := torch==2.13.0
 # Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-vllm test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm lock clean help
+.PHONY: demo test test-slow test-vllm test-browser test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-learner the learner against its bars and its rivals, on shipped and unseen scenarios (hours)"
 	@echo "make bench-vllm    the plug-in beside stock vLLM servers (VLLM_PYTHON=; about an hour)"
 	@echo "make test-vllm     the vLLM plug-in on a real vLLM (VLLM_PYTHON=a python that has one)"
+	@echo "make test-browser  the dashboard in a real Chromium"
 	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
 	@echo "make lock          resolve the lock file anew"
 
@@ -46,13 +47,17 @@ types: setup
 
 unit: models
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered -m "not slow and not vllm"
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered -m "not slow and not vllm and not browser"
 
 test: lint types unit
 
 # Tests that take minutes: convergence of the learner over seeds, the model's weights bit by bit.
 test-slow: models
 	$(BIN)/python -m pytest -m slow --ignore tests/compose -p no:cacheprovider
+
+# The dashboard in a real Chromium (Debian: apt-get install chromium); pictures of every page are left in out/browser.
+test-browser: setup
+	$(BIN)/python -m pytest tests/browser -m browser -p no:cacheprovider
 
 bench: bench-engine bench-link
 	$(BIN)/python -m tests.bench.bench_learner_micro

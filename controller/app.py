@@ -6,21 +6,44 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
-from controller.api import decisions, domains, engines, health, policies, pools, problems, router
-from controller.dashboard import status
+from controller.api import (
+    audit,
+    decisions,
+    domains,
+    engines,
+    events,
+    health,
+    limits,
+    policies,
+    pools,
+    problems,
+    router,
+    steer,
+    whatif,
+    whoami,
+)
+from controller.api.access import is_loopback, reader
+from controller.dashboard import pages, status
 from controller.metrics import registry
 from controller.settings import ControllerSettings
 from controller.supervisor import Supervisor
+from controller.tokens import Tokens, create
 
 log = logging.getLogger("controller")
 
 
 def create_app(settings: ControllerSettings) -> FastAPI:
-    """The application; while it is up, its supervisor serves the pools. `app.state.supervisor` is made at its start."""
+    """The application; while it is up, its supervisor serves the pools. `app.state.supervisor` is made at its start.
+
+    Raises `TokenError` for a tokens file that cannot be used.
+    """
+    tokens = _tokens(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -43,32 +66,62 @@ def create_app(settings: ControllerSettings) -> FastAPI:
         docs_url=None,  # its page loads scripts from another host; /openapi.json has the same content
         redoc_url=None,
     )
+    app.state.ending = False  # the process is to end: streams that would never end do
+    app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
     problems.install(app)
-    for module in (health, pools, policies, domains, decisions, engines, router, status):
+    app.add_middleware(limits.BodyLimit)
+    # What holds no figures needs no token: the page asks for one.
+    for module in (health, whoami, pages):
         app.include_router(module.router)
+    # In this order: a domain's path takes all that follows it.
+    read = (pools, router, events, policies, decisions, engines, audit, steer, whatif, domains, status)
+    for one in (health.measured, *(module.router for module in read)):
+        app.include_router(one, dependencies=[Depends(reader)])
     return app
+
+
+def _tokens(settings: ControllerSettings) -> Tokens:
+    if settings.tokens_file is None:
+        return Tokens(None)
+    path = Path(settings.tokens_file)
+    if not path.exists():
+        create(path)
+        log.warning("%s made with a random token for 'admin'", path)
+    return Tokens(path)
 
 
 def run(settings: ControllerSettings) -> None:
     """Serve until SIGINT or SIGTERM, then write the last checkpoints, release the leases and return."""
     level = settings.log_level.upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if settings.host not in ("127.0.0.1", "localhost", "::1"):
-        log.warning("listening on %s: everybody who reaches this address can read; nobody can write", settings.host)
+    host = settings.host
+    if not is_loopback(host) and settings.tokens_file is None:
+        log.warning("no tokens_file: listening on 127.0.0.1 instead of %s, where everybody could steer", host)
+        host = "127.0.0.1"
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
-        host=settings.host,
+        app,
+        host=host,
         port=settings.port,
         log_level=settings.log_level,
         access_log=False,
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    _Server(config).run()
+    _Server(config, app).run()
 
 
 class _Server(uvicorn.Server):
     """Ends with exit code 0 when asked to; uvicorn itself would die of the signal after its work is done."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        self._app.state.ending = True
+        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,10 +9,16 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, ParamSpec, TypeVar
 
+import msgspec
+
+from controller.feed import Feed
+from controller.history import SPARSE, History, Sample, sample
 from controller.settings import ControllerSettings
+from controller.steering import Orders
 from controller.store import UNAVAILABLE, CheckpointError, Commit, LeaseLostError, PoolStore
 from controller.tuner import Decided, Tuner
 from controller.view import PoolView
@@ -22,6 +28,7 @@ log = logging.getLogger("controller")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 Role = Literal["starting", "standby", "leading", "stopped"]
 
 READ_COUNT = 256  # frames of one read
@@ -29,6 +36,22 @@ BLOCK_SECONDS = 0.5  # longest wait for a frame, and so for a stop
 CATCH_UP_SECONDS = 5.0  # while behind, decide at least this often
 SLOWEST_RETRY = 5.0
 STALE_SECONDS = 15.0
+ANSWER_SECONDS = 10.0
+
+
+def _settle(answer: "asyncio.Future[A]", computed: Callable[[], A]) -> None:
+    if answer.done():
+        return  # whoever asked has gone
+    try:
+        answer.set_result(computed())
+    except Exception as error:
+        answer.set_exception(error)
+
+
+def _samples(stored: Iterable[bytes]) -> Iterator[Sample]:
+    for data in stored:
+        with contextlib.suppress(msgspec.MsgspecError):  # of another version: charts begin later
+            yield msgspec.json.decode(data, type=Sample)
 
 
 class PoolLoop:
@@ -45,6 +68,10 @@ class PoolLoop:
         self.tuner: Tuner | None = None
         self._clock = clock
         self._stopping = asyncio.Event()
+        self._orders: bytes | None = None  # as last read
+        self.history = History()
+        self.feed = Feed()
+        self._questions: deque[Callable[[Tuner], None]] = deque()
         self._committed: Version = (0, 0)  # of the newest commit known to be written
         self._n = 0
         self._number = 0
@@ -141,7 +168,9 @@ class PoolLoop:
             self._committed = checkpoint.version if checkpoint is not None else (0, 0)
         self.tuner.last_id = await self.store.resume_id(self.tuner.last_id)
         await self.store.announce()
-        self._n, self._decided, self._issued = 0, 0.0, 0.0
+        self._n, self._decided, self._issued, self._orders = 0, 0.0, 0.0, None
+        self.history = History(_samples(await self.store.history(SPARSE)))
+        self.feed.begin(epoch)
         log.info("pool %s: leading with epoch %d, reading after %s", self.store.pool, epoch, self.tuner.last_id)
         return True
 
@@ -156,8 +185,53 @@ class PoolLoop:
                 await self._work(tuner.consume, entries, self._clock())
             await self._renew_when_due()
             await self._outrank(tuner)
-            if self._due(tuner):
+            await self._reply(tuner)
+            steered = await self._obey(tuner)
+            if steered or self._due(tuner):
                 await self._publish(tuner)
+
+    async def ask(self, question: Callable[[Tuner], A]) -> A:
+        """Have something computed from the pool's state, between two of the loop's own works. Raises what it raises,
+        and `TimeoutError` when the loop does not get to it in time."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+
+        def put(tuner: Tuner) -> None:
+            try:
+                result = question(tuner)
+            except Exception as error:
+                failed = error
+
+                def computed() -> A:
+                    raise failed
+            else:
+
+                def computed() -> A:
+                    return result
+
+            answer.get_loop().call_soon_threadsafe(_settle, answer, computed)
+
+        self._questions.append(put)
+        return await asyncio.wait_for(answer, ANSWER_SECONDS)
+
+    async def _reply(self, tuner: Tuner) -> None:
+        while self._questions:
+            await self._work(self._questions.popleft(), tuner)
+
+    async def _obey(self, tuner: Tuner) -> bool:
+        """Take over operators' orders that are new; whether there were any, and there is something to decide."""
+        written = await self.store.orders()
+        if written == self._orders:
+            return False
+        self._orders = written
+        try:
+            orders = Orders() if written is None else msgspec.json.decode(written, type=Orders)
+        except msgspec.MsgspecError as error:
+            # Somebody else's writing: what was in force stays.
+            log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)  # noqa: TRY400
+            return False
+        await self._work(tuner.steer, orders)
+        self.feed.put("order", msgspec.json.encode({"revision": orders.revision}))
+        return tuner.ready
 
     def _due(self, tuner: Tuner) -> bool:
         since = time.monotonic() - self._decided
@@ -199,6 +273,18 @@ class PoolLoop:
         await self.store.commit(commit)
         self._committed = version
         tuner.committed(decided)
+        await self._tell(tuner, decided)
+
+    async def _tell(self, tuner: Tuner, decided: Decided) -> None:
+        """Keep a sample of what was committed, and let listeners know."""
+        if decided.view is None:
+            return
+        new = sample(decided.view, tuner.static)
+        if self.history.add(new):
+            await self.store.keep(msgspec.json.encode(new), SPARSE)
+        if decided.audit is not None:
+            self.feed.put("decision", decided.audit)
+        self.feed.put("state", b"")
 
     async def _outrank(self, tuner: Tuner) -> None:
         """An engine applies a version above ours that we did not issue: Redis lost writes. Move above it."""

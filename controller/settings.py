@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from engine.link.messages import Mode
 from engine.link.settings import SettingsError
 
 POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -20,12 +21,15 @@ PoolName = Annotated[str, msgspec.Meta(pattern=f"^{POOL_NAME.pattern}$")]
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One controller process. Times are seconds.
 
-    `pools`: the pools to serve; empty means all that engines announce. `decide_seconds`, `decide_frames`: a decision is
-    due after so long (sooner for young pools: `engine.link.pace`) or so many frames, whichever comes first.
-    `policy_seconds`: how long engines may go on with a policy when the controller is silent; it is renewed after a
-    third of that. `lease_seconds`: another replica takes over so long after this one died. `mode`: `off` publishes the
-    operators' static choice, and goes on learning. `max_tpot_p95`: bound on the time per output token, seconds; 0:
-    none. `draws`: Thompson draws of a decision. `seed`: of those draws; for tests.
+    `pools`: the pools to serve; empty means all that engines announce. `decide_seconds`, `decide_frames`: a
+    decision is due after so long (sooner for young pools: `engine.link.pace`) or so many frames, whichever comes
+    first. `policy_seconds`: how long engines may go on with a policy when the controller is silent; it is renewed
+    after a third of that. `lease_seconds`: another replica takes over so long after this one died. `tokens_file`:
+    who may read and steer (`controller.tokens`; made with a random admin token where it is not there); without one
+    only this machine can reach the service, and everybody on it may steer. `open_reads`: reading needs no token.
+    `mode`: of pools whose operators have not ordered another; `off`: the operators' static choice, and learning
+    goes on. `max_tpot_p95`: bound on the time per output token, seconds; 0: none. `draws`: Thompson draws of a
+    decision. `seed`: of those draws; for tests.
 
     >>> ControllerSettings(policy_seconds=0.5)
     Traceback (most recent call last):
@@ -39,7 +43,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_pools: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
-    mode: Literal["on", "off"] = "on"
+    tokens_file: str | None = None
+    open_reads: bool = True
+    mode: Mode = "on"
     decide_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=600)] = 1.0
     decide_frames: Annotated[int, msgspec.Meta(ge=1)] = 256
     policy_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0

@@ -98,6 +98,14 @@ redis.call('HSET', KEYS[2], 'fence', ARGV[2])
 return 1
 """
 
+# KEYS orders, audit; ARGV revision read, new revision, orders, audit entry, audit limit.
+_STEER = """
+if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'revision', ARGV[2], 'orders', ARGV[3])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', 'entry', ARGV[4])
+return 1
+"""
+
 _RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
@@ -167,6 +175,7 @@ class PoolStore:
         self._renew = client.register_script(_RENEW)
         self._release = client.register_script(_RELEASE)
         self._commit = client.register_script(_COMMIT)
+        self._steer = client.register_script(_STEER)
 
     async def announce(self) -> None:
         """Add the pool to the registry."""
@@ -255,6 +264,28 @@ class PoolStore:
             self._lost()
         if commit.policy is not None:
             await self.client.publish(self.keys.hint, f"{commit.version[0]}.{commit.version[1]}")
+
+    async def orders(self) -> bytes | None:
+        """What operators have ordered, as JSON; None: nothing yet."""
+        return cast(bytes | None, await cast(Any, self.client.hget(self.keys.orders, "orders")))
+
+    async def steer(self, read: int, revision: int, orders: bytes, audit: bytes) -> bool:
+        """Write orders with an audit entry, unless somebody has written since revision `read`: then False."""
+        return bool(
+            await self._steer(
+                keys=[self.keys.orders, self.keys.audit],
+                args=[str(read), str(revision), orders, audit, AUDIT_ENTRIES],
+            )
+        )
+
+    async def keep(self, sample: bytes, kept: int) -> None:
+        """Append a sample to the pool's history, of which about `kept` stay."""
+        await self.client.xadd(self.keys.history, {"sample": sample}, maxlen=kept, approximate=True)
+
+    async def history(self, count: int) -> list[bytes]:
+        """The newest `count` samples, oldest first."""
+        rows = cast(Any, await self.client.xrevrange(self.keys.history, count=count))
+        return [fields[b"sample"] for _, fields in reversed(rows) if b"sample" in fields]
 
     async def policy(self) -> bytes | None:
         """The published policy as it lies in Redis."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,11 +13,13 @@ from controller.learner.decision import Decision
 from controller.learner.estimates import Estimates
 from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
+from controller.learner.whatif import Imagined
 from controller.ledger import Ledger
 from controller.offer import offer_of
 from controller.portrait import Arms, Subject, portray
 from controller.recent import Recent
 from controller.settings import ControllerSettings
+from controller.steering import Orders, pinned
 from controller.store import (
     DEAD_LETTERS,
     KEPT_OF_A_DEAD_FRAME,
@@ -36,7 +38,9 @@ from engine.link.messages import (
     DraftInfo,
     EngineDescription,
     Frame,
+    Mode,
     Policy,
+    StaticChoice,
     Version,
     decode_frame,
     encode,
@@ -72,10 +76,11 @@ class _Saved(msgspec.Struct):
     arms: list[tuple[str, str, int, str, int]]
     decisions: int
     switches: int
+    resets: int = 0  # number of the last reset carried out
 
 
-def pool_spec(descriptions: Iterable[EngineDescription]) -> PoolSpec | None:
-    """What the engines of a pool can do between them; None without engines.
+def pool_spec(descriptions: Iterable[EngineDescription], retired: Sequence[str] = ()) -> PoolSpec | None:
+    """What the engines of a pool can do between them, without retired drafts; None without engines.
 
     Engines replace a K they have not prepared by the next smaller one and leave out drafts they lack, so a pool may be
     changed engine by engine. A draft's largest K is the smallest that any of them allows.
@@ -93,6 +98,8 @@ def pool_spec(descriptions: Iterable[EngineDescription]) -> PoolSpec | None:
         return None
     drafts: dict[str, DraftInfo] = {}
     for draft in (draft for description in described for draft in description.drafts if draft.name != NO_DRAFT):
+        if draft.name in retired:
+            continue
         known = drafts.get(draft.name, draft)
         drafts[draft.name] = msgspec.structs.replace(draft, max_k=min(draft.max_k, known.max_k))
     return PoolSpec(
@@ -132,6 +139,8 @@ class Tuner:
         self._notes: list[str] = []  # not yet committed
         self.unread = False  # the checkpoint it was restored from could not be read
         self._switches: list[Switch] = []  # not yet committed
+        self.orders = Orders()
+        self._resets = 0  # number of the last reset carried out
         self._unlike: str | None = None  # what the log was told last
         self._decisions = 0
         self._switched = 0
@@ -166,8 +175,45 @@ class Tuner:
         if saved.learner is not None and saved.spec is not None:
             tuner._learner = Learner.load(saved.learner, tuner._config, saved.spec)
         tuner._arms = {(domain, regime, load): (draft, k) for domain, regime, load, draft, k in saved.arms}
-        tuner._decisions, tuner._switched = saved.decisions, saved.switches
+        tuner._decisions, tuner._switched, tuner._resets = saved.decisions, saved.switches, saved.resets
         return tuner
+
+    @property
+    def spec(self) -> PoolSpec | None:
+        """What the pool can do, without retired drafts; None before any engine has described itself."""
+        return self._spec
+
+    @property
+    def static(self) -> StaticChoice:
+        """The operators' static choice."""
+        return StaticChoice() if self._spec is None else self._spec.static
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in force: the operators' or the settings'."""
+        return self.orders.mode or self.settings.mode
+
+    @property
+    def loaded(self) -> list[str]:
+        """Names of the drafts that live engines have loaded, retired ones included."""
+        spec = pool_spec(incarnation.describe for incarnation in self.ledger.live())
+        return [] if spec is None else [draft.name for draft in spec.drafts]
+
+    def steer(self, orders: Orders) -> None:
+        """Obey these orders from the next decision on."""
+        self.orders = orders
+        self._equip(self.ledger.target)
+        for reset in orders.resets:
+            if reset.number > self._resets:
+                self._resets = reset.number
+                if self._learner is not None:
+                    self._learner.forget(reset.domain, reset.draft)
+
+    def imagine(self, now: float, load: int, mix: Mapping[str, float] | None) -> Imagined:
+        """What arms would bring (`Learner.imagine`). Raises ValueError, also while no engine has described a draft."""
+        if self._learner is None or not self._learner.spec.drafts:
+            raise ValueError("the pool has no draft yet: no engine has described one")
+        return self._learner.imagine(now, load, mix)
 
     @property
     def ready(self) -> bool:
@@ -224,7 +270,8 @@ class Tuner:
 
     def _equip(self, old_target: str) -> None:
         """Make the learner fit the engines that are there now."""
-        spec = pool_spec(incarnation.describe for incarnation in self.ledger.live()) or self._spec
+        described = [incarnation.describe for incarnation in self.ledger.live()]
+        spec = pool_spec(described, self.orders.retired) or self._spec
         anew = bool(old_target) and old_target != self.ledger.target
         if spec is None or (spec == self._spec and not anew):
             return
@@ -284,6 +331,7 @@ class Tuner:
             arms=[(*cell, *arm) for cell, arm in self._arms.items()],
             decisions=self._decisions,
             switches=self._switched,
+            resets=self._resets,
         )
         return msgspec.msgpack.encode(saved)
 
@@ -300,8 +348,9 @@ class Tuner:
             expires=now + self.settings.policy_seconds,
             static=self._spec.static,
             k_values=list(self._spec.ks),
-            cells=decision.cells,
-            mode=self.settings.mode,
+            cells=pinned(decision.cells, self.orders.standing(now)),
+            mode=self.mode,
+            share=self.orders.share,
             allowance=decision.allowance,
             probe=decision.probe,
             window=self._learner.config.window,
@@ -344,7 +393,7 @@ class Tuner:
     ) -> PoolView:
         subject = Subject(
             pool=self.pool,
-            mode=self.settings.mode,
+            mode=self.mode,
             ledger=self.ledger,
             recent=self._recent,
             spec=self._spec,

@@ -1,13 +1,21 @@
-"""From a request to what it is about: the supervisor, a pool's loop, a pool's view."""
+"""From a request to what it is about and who asks: the supervisor, a pool's loop, its view, a token's holder."""
 
+import ipaddress
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from controller.api.problems import ProblemError
 from controller.loop import PoolLoop
 from controller.supervisor import Supervisor
+from controller.tokens import Role, Tokens
 from controller.view import PoolView
+
+LOCAL = "local"  # who steers where no tokens are configured
+
+_bearer = HTTPBearer(auto_error=False, description="A token of the controller's tokens file")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 def supervisor(request: Request) -> Supervisor:
@@ -16,6 +24,55 @@ def supervisor(request: Request) -> Supervisor:
 
 
 SupervisorOf = Annotated[Supervisor, Depends(supervisor)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address or a name that a service listens on.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "gpu-1")]
+    [True, True, True, False, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def holder(request: Request, credentials: Credentials, needed: Role) -> str:
+    """Who holds the token that was sent, or `local` where none are configured. 401, and 403 for another role."""
+    tokens = cast(Tokens, request.app.state.tokens)
+    if not tokens.configured:
+        # A page from elsewhere that reaches this machine's loopback by a name of its own must not steer.
+        if needed == "admin" and not is_loopback(request.url.hostname or ""):
+            raise ProblemError(
+                403, "Not from here", f"Host {request.url.hostname!r}: without tokens only loopback addresses may steer"
+            )
+        return LOCAL
+    holder = None if credentials is None else tokens.holder(credentials.credentials)
+    if holder is None:
+        what = "No token was sent" if credentials is None else "The token is not known"
+        raise ProblemError(
+            401, "Who are you?", f"{what}; send 'Authorization: Bearer TOKEN'", {"WWW-Authenticate": "Bearer"}
+        )
+    if needed == "admin" and holder.role != "admin":
+        raise ProblemError(403, "Not yours to do", f"Token {holder.name!r} has role 'read'; needed: 'admin'")
+    return holder.name
+
+
+def reader(request: Request, credentials: Credentials) -> None:
+    """Lets pass who may read."""
+    if not request.app.state.open_reads:
+        holder(request, credentials, "read")
+
+
+def admin(request: Request, credentials: Credentials) -> str:
+    """The name of who steers. 401 and 403 for everybody else."""
+    return holder(request, credentials, "admin")
+
+
+AdminOf = Annotated[str, Depends(admin)]
 
 
 def pool_loop(pool: str, known: SupervisorOf) -> PoolLoop:

@@ -11,6 +11,7 @@ from controller.api.access import SupervisorOf
 from controller.api.problems import ProblemError, documented
 
 router = APIRouter(tags=["health"])
+measured = APIRouter(tags=["health"])
 
 
 class Health(BaseModel):
@@ -38,7 +39,7 @@ async def readyz(supervisor: SupervisorOf) -> Health:
     return await healthz(supervisor)
 
 
-@router.get("/metrics", response_class=Response, include_in_schema=False)
+@measured.get("/metrics", response_class=Response, include_in_schema=False)
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -47,25 +47,26 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ProblemError)
     async def on_problem(_: Request, error: ProblemError) -> Response:
-        return _answer(error.status, error.title, error.detail, error.headers)
+        return answer(error.status, error.title, error.detail, error.headers)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
         title = HTTPStatus(error.status_code).phrase
         detail = error.detail if error.detail != title else f"{request.method} {request.url.path}"
-        return _answer(error.status_code, title, detail, dict(error.headers or {}))
+        return answer(error.status_code, title, detail, dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> Response:
         faults = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
-        return _answer(422, "The request is not valid", faults)
+        return answer(422, "The request is not valid", faults)
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _answer(500, "Internal error", "The controller could not answer; its log says why.")
+        return answer(500, "Internal error", "The controller could not answer; its log says why.")
 
 
-def _answer(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+def answer(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Problem details as a response."""
     body = ProblemDetails(title=title, status=status, detail=detail).model_dump()
     return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)

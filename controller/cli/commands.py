@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import replay, route, simulate, vet
+from controller.cli import replay, simulate, steer, vet
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +21,7 @@ app.add_typer(models, name="models")
 simulate.register(app)
 replay.register(app)
 vet.register(app)
-route.register(app)
+steer.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
 RedisUrl = Annotated[str | None, typer.Option(help=r"redis://, rediss:// or unix:// \[env: REDIS_URL]")]

@@ -1,4 +1,4 @@
-"""`/`: everything that is known of every pool, on one page that works without scripts and without any other host."""
+"""`/status`: everything that is known of every pool, on one page without scripts and without any other host."""
 
 import time
 from importlib import resources
@@ -69,7 +69,7 @@ _environment.filters.update(number=number, interval=interval, clock=clock)
 _template = _environment.from_string(resources.files(__package__).joinpath("status.html").read_text("utf-8"))
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/status", response_class=HTMLResponse)
 async def status(supervisor: SupervisorOf) -> HTMLResponse:
     """The page."""
     now = time.time()

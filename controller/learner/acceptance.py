@@ -118,6 +118,17 @@ class AcceptanceEvidence:
                 self.counts.replace(row, recent, time)
         return list(changed)
 
+    def forget(self, cells: Collection[tuple[int, str]]) -> None:
+        """Drop all that is known of cells (context, draft)."""
+        for (_, context, draft), row in self.rows.items():
+            if (context, draft) in cells:
+                self.counts.clear(row)
+        for key, row in self.moment_rows.items():
+            if key in cells:
+                self.moments.clear(row)
+        for context, draft in cells:
+            self.changes.forget(context, draft)
+
     def _new_row(self, key: AcceptanceKey) -> int:
         self.rows[key] = row = self.counts.new_row()
         return row

@@ -227,6 +227,16 @@ class Changes:
         blocks = [[part for part in block if part[1] == context] for block in [*history.blocks][split:]]
         return _History({}, deque(blocks), float(sum(part[2][0] for part in blocks[-1])))
 
+    def forget(self, context: int, draft: str) -> None:
+        """Drop the history of a cell, and what it brought to that of its draft in all contexts."""
+        self._settle()
+        self.histories.pop((context, draft), None)
+        whole = self.histories.get((ALL, draft))
+        if whole is not None:
+            older = {key: counts for key, counts in whole.older.items() if key[1] != context}
+            blocks = [[part for part in block if part[1] != context] for block in whole.blocks]
+            self.histories[ALL, draft] = _History(older, deque(blocks), float(sum(part[2][0] for part in blocks[-1])))
+
     def state(self) -> list[Saved]:
         """Everything, as plain lists, for `restore`."""
         self._settle()

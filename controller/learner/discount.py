@@ -70,6 +70,10 @@ class FadingRows:
         self.data[row] = 0.0
         self.free.append(row)
 
+    def clear(self, row: int) -> None:
+        """Let a row hold nothing."""
+        self.data[row] = 0.0
+
     def replace(self, row: int, values: Array, time: float) -> None:
         """Let a row hold nothing but `values` [width], dated `time`."""
         self.data[row] = 0.0

@@ -46,6 +46,11 @@ class Gate:
             self.reserve = np.concatenate([self.reserve, np.full(more, self.budget)])
             self.closed = np.concatenate([self.closed, np.zeros(more, dtype=bool)])
 
+    def refill(self, context: int) -> None:
+        """Give a context its full budget again, as if it were new."""
+        self.settled[context] = self.reserve[context] = self.budget
+        self.closed[context] = False
+
     def charge(self, steps: Array, lost: Array, pending: Array | float = 0.0) -> None:
         """Book steps played, plain steps lost for good and those that are lost as it looks now; opens or closes
         contexts. [contexts] each.

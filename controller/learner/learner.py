@@ -1,5 +1,7 @@
 """The learner: evidence in, decisions out. Pure: time and random generators are arguments; no input, no output."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,7 @@ from controller.learner.outlook import outlook, rows_at
 from controller.learner.prices import Prices, Single, prices_at
 from controller.learner.standing import Basis, Standing
 from controller.learner.steps import StepEvidence, Sums
+from controller.learner.whatif import Imagined, bucket_index, expected, shares
 from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
 
@@ -169,6 +172,21 @@ class Learner:
             worth=self._worth([one.gain for one in done], mix, prices.loads.steps),
         )
 
+    def forget(self, domain: str | None, draft: str | None) -> None:
+        """Learn anew: acceptance of a draft in a domain, of all drafts in it (`draft` None), or of a draft everywhere
+        and the prices of its steps (`domain` None). The contexts concerned get their full exploration budget."""
+        self._grow()
+        contexts = [c for c, (name, _) in enumerate(self.contexts.names) if domain is None or name == domain]
+        known = {name for _, _, name in self.acceptance.rows} | self._drafts
+        drafts = known if draft is None else {draft}
+        self.acceptance.forget({(c, name) for c in contexts for name in drafts})
+        if domain is None and draft is not None:
+            self.steps.forget(draft)
+        for c in contexts:
+            self.gate.refill(c)
+            self.recent[c] = 0.0
+        self._standing.clear()
+
     def _introductions(self, counts: Counts, prices: cost.CostPosterior) -> Array:
         """The least share of every draft in every context [contexts, drafts], for those hardly tried yet."""
         here = np.minimum(_FIRST_HERE + counts.seen[:, :, 0].sum(axis=1, keepdims=True) / _PATIENCE, 0.5)
@@ -251,6 +269,27 @@ class Learner:
             by_load,
             prices.noise,
         )
+
+    def imagine(self, now: float, load: int, mix: Mapping[str, float] | None = None) -> Imagined:
+        """What every arm would bring at a batch of `load` rows, of the present mix of domains there or of another (any
+        positive scale). Changes nothing. Raises ValueError for a load or a domain that the pool does not have."""
+        at = bucket_index(load, self.spec)
+        rng = np.random.default_rng(0)
+        self._grow()
+        _, belief = self._curves(now)
+        _, prices = self._costs(now, remember=False)
+        here = self.account.mix(now, len(self.contexts))[at]
+        here = here if mix is None else shares(mix, here, self.contexts.names)
+        drawn = prices_at(prices.sample(rng, self.config.draws), at, self.spec.ks)
+        prepared = np.array([[k <= d.max_k for k in self.spec.ks] for d in self.spec.drafts], dtype=bool)
+        prepared = np.broadcast_to(prepared.reshape(-1, len(self.spec.ks)), (len(self.contexts), *prepared.shape))
+        tokens = draws_of_tokens(belief, self.spec, rng, self.config.draws)
+        rows = float(prices.loads.rows[at])
+        seen = outlook(drawn, self.spec.loads[at], rows, here, tokens, self.spec.ks, prepared)
+        names = self.contexts.names
+        shown = {name: float(share) for name, share in zip(names, here, strict=True) if share > 0}
+        arms = expected(seen, names, self.spec, self.stay.top[:, at], here)
+        return Imagined(self.spec.loads[at], rows, shown, arms)
 
     def dump(self) -> bytes:
         """The whole state, for `load`."""

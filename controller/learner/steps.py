@@ -208,6 +208,16 @@ class StepEvidence:
             else:
                 heirs[key] = row
 
+    def forget(self, draft: str) -> None:
+        """Drop the steps in which a draft ran."""
+        for key, (width, row) in self.rows.items():
+            if draft in key[0]:
+                self.tables[width].clear(row)
+                for own in self.engine_rows.values():
+                    if key in own:
+                        self.engine_counts.clear(own[key])
+        self.version += 1
+
     def gather(self, now: float, memory: float) -> list[Sums]:
         """Blended sums as of `now`, one entry per number of drafts; rows without steps left out."""
         gathered = []

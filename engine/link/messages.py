@@ -401,4 +401,6 @@ class Keys:
         self.checkpoint = f"{base}:checkpoint"  # hash: state, last_id, epoch, n, number, schema, saved, fence
         self.unread = f"{base}:unread"  # string: the last state a controller could not read and learned anew beside
         self.dead = f"{base}:dead"  # stream: unreadable frames with the reason
+        self.orders = f"{base}:orders"  # hash: revision, orders (controller.steering.Orders as JSON)
+        self.history = f"{base}:history"  # stream, field "sample": controller.history.Sample as JSON
         self.audit = f"{base}:audit"  # stream: policy changes and operators' acts

@@ -151,7 +151,7 @@ async def test_a_process_without_pools_is_healthy_and_ready(api: httpx.AsyncClie
         return (await api.get("/readyz")).status_code == 200
 
     await until(ready)
-    assert "No pool yet" in (await api.get("/")).text
+    assert "No pool yet" in (await api.get("/status")).text
 
 
 async def test_without_redis_the_process_lives_and_says_why_it_is_not_ready(until: Until) -> None:
@@ -166,7 +166,7 @@ async def test_without_redis_the_process_lives_and_says_why_it_is_not_ready(unti
             answer = await http.get("/v1/pools/p/domains")
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "2"
-            page = await http.get("/")
+            page = await http.get("/status")
             assert "Redis does not answer" in page.text
 
 
@@ -207,7 +207,7 @@ class _Text(HTMLParser):
 async def test_the_status_page_shows_what_the_api_says_and_asks_no_other_host(
     client: "Redis", api: httpx.AsyncClient, pool: CountingEngine
 ) -> None:
-    page = await api.get("/")
+    page = await api.get("/status")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
     seen = _Text()
@@ -233,7 +233,7 @@ async def test_a_label_that_is_markup_stays_text(
 
     await until(shown)
     seen = _Text()
-    seen.feed((await api.get("/")).text)
+    seen.feed((await api.get("/status")).text)
     assert "script" not in seen.tags
     assert evil in seen.text
     assert (await api.get(f"/v1/pools/p/domains/{evil}")).json()[0]["domain"] == evil
@@ -244,7 +244,7 @@ async def test_the_page_and_the_api_say_when_data_is_stale(
 ) -> None:
     monkeypatch.setattr("controller.loop.STALE_SECONDS", -1.0)
     assert (await api.get("/v1/pools/p")).json()["stale"] is True
-    assert "stale: the last frame came" in (await api.get("/")).text
+    assert "stale: the last frame came" in (await api.get("/status")).text
 
 
 async def test_the_openapi_document_describes_every_route_and_its_problems(api: httpx.AsyncClient) -> None:

@@ -119,7 +119,7 @@ async def test_evidence_that_did_not_count_is_shown_and_survives_a_kill(
         assert found["akc_incarnations_rebased_total", ""] == 1
         kinds = {what: n for (name, what), n in found.items() if name == "akc_cells_rejected_total"}
         assert kinds == expected["rejected"]
-        page = (await http.get("/")).text
+        page = (await http.get("/status")).text
         assert "6 under domain other, 3 of drafts beyond the cap, 1 that contradict themselves; 1 incarnations" in page
     async with controller(server, tmp_path / "log") as http:
         await until(counted)
@@ -150,7 +150,7 @@ async def test_unlike_engines_are_a_problem_by_name_and_value_until_one_has_gone
         assert (await http.get("/v1/pools")).json() == [{"pool": "p", "role": "leading", "problem": words}]
         assert (await http.get("/readyz")).status_code == 200
         assert (await samples(http))["akc_pool_problem", ""] == 1
-        assert "draft &#39;ngram&#39; of kind &#39;model&#39;" in (await http.get("/")).text
+        assert "draft &#39;ngram&#39; of kind &#39;model&#39;" in (await http.get("/status")).text
         await send(client, there.frame(final=True))
         await until(lambda: told(None, 1))
         assert (await samples(http))["akc_pool_problem", ""] == 0

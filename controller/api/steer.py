@@ -1,0 +1,228 @@
+"""Steering: modes, pins, resets, drafts. Every change is written with an audit entry: who, when, what, why."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller import steering
+from controller.api.access import AdminOf, LoopOf
+from controller.api.problems import ProblemError, documented
+from controller.audit import Act
+from controller.loop import PoolLoop
+from controller.steering import OrderError, Orders, Pin
+from controller.store import UNAVAILABLE
+from controller.tuner import Tuner
+from controller.view import DomainName, DraftName, UnixSeconds
+from engine.link.messages import MAX_K, Mode, Regime
+
+router = APIRouter(prefix="/v1/pools/{pool}", tags=["steer"])
+
+TRIES = 5  # when somebody else steers at the same moment
+
+RegimeWord = Literal["greedy", "sampled"]
+ModeWord = Literal["off", "shadow", "shadow+probe", "canary", "on"]
+Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description="for the audit log", examples=["load test"])]
+IfMatch = Annotated[str | None, Header(description="the ETag of the orders that were read; 412 when they have changed")]
+Domain = Annotated[str, Field(min_length=1, max_length=64, examples=["chat"])]
+_STATUSES = documented(401, 403, 404, 409, 412, 422, 503)
+
+
+class Body(BaseModel):
+    """A request's body: unknown fields are errors, a typing mistake must not steer silently."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModeOrder(Body):
+    """A mode. `share`: of requests that follow the policy, in `canary` (0 to 1) and `shadow+probe` (0 to 0.01)."""
+
+    mode: Annotated[ModeWord, Field(examples=["canary"])]
+    share: Annotated[float | None, Field(ge=0, le=1, examples=[0.1])] = None
+    why: Why = ""
+
+
+class PinOrder(Body):
+    """One arm for a domain. `regime` null: both; `until`: Unix seconds, null: until it is unpinned."""
+
+    draft: Annotated[str, Field(min_length=1, max_length=64, examples=["ngram"])]
+    k: Annotated[int, Field(ge=0, le=MAX_K, examples=[4])]
+    regime: RegimeWord | None = None
+    until: Annotated[float | None, Field(examples=[1764003600.0])] = None
+    why: Why = ""
+
+
+class ResetOrder(Body):
+    """What to learn anew: a domain, a draft, or a draft in a domain."""
+
+    domain: Annotated[str | None, Field(min_length=1, max_length=64, examples=["chat"])] = None
+    draft: Annotated[str | None, Field(min_length=1, max_length=64)] = None
+    why: Why = ""
+
+
+class DraftOrder(Body):
+    """Whether policies leave the draft out."""
+
+    retired: Annotated[bool, Field(examples=[True])]
+    why: Why = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PinView:
+    """One standing pin."""
+
+    domain: DomainName
+    draft: DraftName
+    k: int
+    regime: RegimeWord | None
+    until: UnixSeconds | None
+    why: str
+    by: str
+    at: UnixSeconds
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersView:
+    """What is ordered. `mode` null: nobody has, and the controller's setting is in force."""
+
+    revision: int
+    mode: ModeWord | None
+    share: float
+    pins: list[PinView]
+    retired: list[str]
+
+
+def shown(orders: Orders, now: float) -> OrdersView:
+    """Orders for people, pins that have run out left out."""
+    pins = [PinView(p.domain, p.draft, p.k, p.regime, p.until, p.note, p.by, p.at) for p in orders.standing(now)]
+    return OrdersView(orders.revision, orders.mode, orders.share, pins, list(orders.retired))
+
+
+async def read(loop: PoolLoop) -> Orders:
+    """The orders as they lie in Redis."""
+    written = await loop.store.orders()
+    return Orders() if written is None else msgspec.json.decode(written, type=Orders)
+
+
+async def change(
+    loop: PoolLoop, who: str, what: str, why: str, if_match: str | None, order: Callable[[Orders, Tuner, float], Orders]
+) -> Orders:
+    """Write what `order` makes of the present orders, with an audit entry. Problems: 409, 412, 422, 503."""
+    tuner = loop.tuner
+    if tuner is None or loop.role != "leading":
+        raise ProblemError(503, "Not here", f"Steer the replica that leads: {loop.explain()}", {"Retry-After": "2"})
+    try:
+        for _ in range(TRIES):
+            before = await read(loop)
+            if if_match is not None and if_match.strip('"') != str(before.revision):
+                raise ProblemError(
+                    412, "Changed meanwhile", f"Orders are at revision {before.revision}; read them again"
+                )
+            now = time.time()
+            after = msgspec.structs.replace(order(before, tuner, now), revision=before.revision + 1)
+            act = Act(now, who, what, why, after.revision)
+            if await loop.store.steer(before.revision, after.revision, msgspec.json.encode(after), act.encode()):
+                return after
+    except OrderError as error:
+        raise ProblemError(422, "That cannot be ordered", str(error)) from None
+    except UNAVAILABLE as error:
+        raise ProblemError(
+            503, "Redis does not answer", f"Nothing was changed: {error}", {"Retry-After": "2"}
+        ) from None
+    raise ProblemError(
+        409, "Too many at once", f"Others steered {TRIES} times meanwhile; nothing was changed, try again"
+    )
+
+
+def _answer(response: Response, orders: Orders) -> OrdersView:
+    response.headers["ETag"] = f'"{orders.revision}"'
+    return shown(orders, time.time())
+
+
+@router.get("/orders", responses=documented(404, 503))
+async def read_orders(loop: LoopOf, response: Response) -> OrdersView:
+    """What operators have ordered: mode, pins, retired drafts. The ETag is the revision."""
+    try:
+        return _answer(response, await read(loop))
+    except UNAVAILABLE as error:
+        raise ProblemError(503, "Redis does not answer", str(error), {"Retry-After": "2"}) from None
+
+
+@router.put("/mode", responses=_STATUSES)
+async def set_mode(
+    loop: LoopOf, who: AdminOf, body: ModeOrder, response: Response, if_match: IfMatch = None
+) -> OrdersView:
+    """Set the pool's mode."""
+    mode: Mode = body.mode
+    what = f"mode {mode}" + ("" if body.share is None else f", share {body.share:g}")
+    made = await change(
+        loop, who, what, body.why, if_match, lambda orders, _, __: steering.with_mode(orders, mode, body.share)
+    )
+    return _answer(response, made)
+
+
+# `path`: a domain is a label from a request and may hold a slash.
+@router.put("/pins/{domain:path}", responses=_STATUSES)
+async def pin(
+    loop: LoopOf, who: AdminOf, domain: str, body: PinOrder, response: Response, if_match: IfMatch = None
+) -> OrdersView:
+    """Hold a domain on one arm."""
+    if not 1 <= len(domain) <= 64 or not domain.isprintable():
+        raise ProblemError(422, "That cannot be ordered", f"domain {domain!r}; allowed: 1-64 printable characters")
+
+    def order(orders: Orders, tuner: Tuner, now: float) -> Orders:
+        made = Pin(domain, body.draft, body.k, body.regime, body.until, body.why, who, now)
+        return steering.with_pin(orders, made, tuner.spec, now)
+
+    regime = "" if body.regime is None else f" ({body.regime})"
+    until = "" if body.until is None else time.strftime(" until %Y-%m-%d %H:%M:%SZ", time.gmtime(min(body.until, 4e9)))
+    what = f"pin {domain}{regime} to {body.draft} at K = {body.k}{until}"
+    return _answer(response, await change(loop, who, what, body.why, if_match, order))
+
+
+@router.delete("/pins/{domain:path}", responses=_STATUSES)
+async def unpin(
+    loop: LoopOf,
+    who: AdminOf,
+    domain: str,
+    response: Response,
+    regime: Annotated[RegimeWord | None, Query()] = None,
+    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    if_match: IfMatch = None,
+) -> OrdersView:
+    """Let a domain go back to what is learned."""
+    given: Regime | None = regime
+    what = f"unpin {domain}" + ("" if regime is None else f" ({regime})")
+    made = await change(
+        loop, who, what, why, if_match, lambda orders, _, now: steering.without_pin(orders, domain, given, now)
+    )
+    return _answer(response, made)
+
+
+@router.post("/resets", responses=_STATUSES)
+async def reset(
+    loop: LoopOf, who: AdminOf, body: ResetOrder, response: Response, if_match: IfMatch = None
+) -> OrdersView:
+    """Learn a domain, a draft, or a draft in a domain anew."""
+    names = [f"{word} {value}" for word, value in (("domain", body.domain), ("draft", body.draft)) if value is not None]
+    made = await change(
+        loop, who, "reset " + ", ".join(names), body.why, if_match,
+        lambda orders, _, __: steering.with_reset(orders, body.domain, body.draft),
+    )  # fmt: skip
+    return _answer(response, made)
+
+
+@router.put("/drafts/{draft}", responses=_STATUSES)
+async def set_draft(
+    loop: LoopOf, who: AdminOf, draft: str, body: DraftOrder, response: Response, if_match: IfMatch = None
+) -> OrdersView:
+    """Retire a draft (policies leave it out, what was learned stays), or bring it back."""
+    made = await change(
+        loop, who, f"{'retire' if body.retired else 'bring back'} draft {draft}", body.why, if_match,
+        lambda orders, tuner, now: steering.with_retired(orders, draft, body.retired, tuner.loaded, now),
+    )  # fmt: skip
+    return _answer(response, made)

@@ -1,0 +1,63 @@
+"""The dashboard: one page and its few files, served from the package, so that it works without any other host."""
+
+import gzip
+import hashlib
+from functools import cache
+from importlib import resources
+
+from fastapi import APIRouter, Request, Response
+from plotly.offline import get_plotlyjs
+
+from controller.api.problems import ProblemError
+
+router = APIRouter(include_in_schema=False)
+
+FILES = {
+    "app.js": "text/javascript",
+    "api.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "dom.js": "text/javascript",
+    "style.css": "text/css",
+    "plotly.min.js": "text/javascript",
+}
+# Plotly writes style attributes; nothing on the page comes from, or goes to, another host.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+@cache
+def _file(name: str) -> tuple[bytes, bytes, str]:
+    """Content, the same compressed, and its tag."""
+    if name == "plotly.min.js":
+        content = get_plotlyjs().encode()
+    else:
+        content = resources.files(__package__).joinpath("static", name).read_bytes()
+    return content, gzip.compress(content, 6), f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+
+def _answer(request: Request, name: str, kind: str) -> Response:
+    content, packed, tag = _file(name)
+    headers = {**_HEADERS, "ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(packed, headers={**headers, "Content-Encoding": "gzip"}, media_type=kind)
+    return Response(content, headers=headers, media_type=kind)
+
+
+@router.get("/")
+async def page(request: Request) -> Response:
+    """The page."""
+    return _answer(request, "index.html", "text/html; charset=utf-8")
+
+
+@router.get("/static/{name}")
+async def file(request: Request, name: str) -> Response:
+    """One of its files."""
+    if name not in FILES:
+        raise ProblemError(404, "No such file", f"The dashboard has no file {name!r}")
+    return _answer(request, name, f"{FILES[name]}; charset=utf-8")

@@ -1,0 +1,288 @@
+// The dashboard: a page of pools, of one pool, of one domain; live by the event stream; steering for who may.
+import { Refused, call, follow, get, poolPath, token } from "./api.js";
+import * as charts from "./charts.js";
+import { ago, card, clock, day, h, number, percent, ratio, table } from "./dom.js";
+
+const main = document.getElementById("main");
+const dialog = document.getElementById("dialog");
+let me = { name: null, role: "read" };
+let here = new AbortController();
+
+const href = (pool, domain) => `#/${encodeURIComponent(pool)}${domain === undefined ? "" : `/${encodeURIComponent(domain)}`}`;
+const show = (...children) => main.replaceChildren(...children.flat().filter(Boolean));
+const note = (text, kind = "") => h("p", { class: `note ${kind}`, role: "status" }, text);
+
+function failed(error) {
+  if (error instanceof Refused && error.status === 401) {
+    show(note("This controller asks for a token."), h("button", { class: "main", onclick: signIn }, "Sign in"));
+  } else if (error instanceof Refused) show(note(`${error.title}: ${error.message}`, "bad"));
+  else show(note(`The controller does not answer (${error.message}). Trying again.`, "bad"));
+}
+
+// ---- who
+
+async function identify() {
+  me = await get("/v1/whoami").catch(() => ({ name: null, role: null }));
+  const button = document.getElementById("who");
+  button.textContent = me.name ? `${me.name} (${me.role})` : "Sign in";
+  button.onclick = signIn;
+}
+
+function ask(title, fields, act, confirm = "Confirm") {
+  const problem = h("p", { class: "quiet cost", role: "alert" });
+  const form = h("form", { method: "dialog", onsubmit: async (event) => {
+    event.preventDefault();
+    try {
+      await act(Object.fromEntries(new FormData(form)));
+      dialog.close();
+    } catch (error) {
+      problem.textContent = error.message;
+    }
+  } }, h("h2", { id: "dialog-title" }, title), ...fields, problem,
+  h("div", { class: "row" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button", { class: "main" }, confirm)));
+  dialog.replaceChildren(form);
+  dialog.showModal();
+  return { form, problem };
+}
+
+const field = (label, name, attributes = {}) => [h("label", { for: `f-${name}` }, label), h("input", { id: `f-${name}`, name, ...attributes })];
+const choose = (label, name, options, selected) => [
+  h("label", { for: `f-${name}` }, label),
+  h("select", { id: `f-${name}`, name }, options.map((o) => h("option", { value: o, selected: String(o) === String(selected) }, String(o)))),
+];
+
+function signIn() {
+  ask("Sign in", [...field("Token (empty: sign out)", "token", { type: "password", autocomplete: "off" })], async (given) => {
+    token.set(given.token);
+    await identify();
+    route();
+  }, "Sign in");
+}
+
+// ---- pools
+
+async function poolsPage() {
+  const pools = await get("/v1/pools");
+  drawNav(pools.map((p) => p.pool));
+  if (pools.length === 1) return location.replace(href(pools[0].pool));
+  show(h("h1", {}, "Pools"), pools.length
+    ? card("", null, table("Pools", [
+      ["pool", (p) => h("a", { href: href(p.pool) }, p.pool)], ["role", (p) => p.role], ["problem", (p) => p.problem ?? "none"],
+    ], pools))
+    : h("p", { class: "quiet" }, "No engine has announced itself yet. Start one with ", h("code", {}, "akc engine"), " or put the plug-in into vLLM."));
+  setTimeout(() => { if (location.hash.length < 3) route(); }, 3000);
+}
+
+function drawNav(names, current) {
+  document.getElementById("pools").replaceChildren(...names.map((name) =>
+    h("a", { href: href(name), "aria-current": name === current ? "page" : null }, name)));
+}
+
+// ---- one pool
+
+function notes(summary) {
+  const now = Date.now() / 1000;
+  return [
+    summary.problem && note(summary.problem, "bad"),
+    summary.catching_up && note("Catching up: frames of the past are being read, so what you see is old."),
+    summary.stale && !summary.catching_up && note(summary.last_frame ? `Stale: the last frame came ${ago(now - summary.last_frame)}.` : "No frame has been read yet."),
+  ];
+}
+
+function hero(summary) {
+  const speedup = summary.traffic?.speedup;
+  return card("hero", "Speedup over no speculation, last minute",
+    h("div", { class: `big ${speedup && speedup.high < 1 ? "loses" : ""}`, id: "speedup" }, speedup ? `${speedup.value.toFixed(2)}×` : "–"),
+    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"));
+}
+
+function facts(summary, orders, steer) {
+  const age = summary.policy_expires === null ? "–" : ago(Math.max(0, Date.now() / 1000 - (summary.time ?? 0)));
+  const pairs = [
+    ["goodput", `${number(summary.traffic?.tokens_per_busy_second)} tokens/s`], ["a request gets", `${number(summary.traffic?.tokens_per_second, 1)} tokens/s`],
+    ["rows of a step", number(summary.traffic?.mean_rows, 1)], ["running / waiting", `${summary.running} / ${summary.waiting}`],
+    ["engines", number(summary.engines)], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
+    ["policy", age], ["frames behind", `${number(summary.frames?.lag_seconds, 1)} s`], ["target", summary.target ?? "–"],
+    ["drafts", (summary.drafts ?? []).map((d) => d.draft).join(", ") || "none"],
+  ];
+  return card("facts", null, h("dl", {}, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    steer && me.role === "admin" && h("div", { class: "row", style: "margin-top:.8rem" },
+      h("button", { onclick: () => modeDialog(summary.pool, summary.mode, orders) }, "Mode …"),
+      orders?.pins.length ? h("span", { class: "quiet" }, `${orders.pins.length} pinned`) : null));
+}
+
+function modeDialog(pool, mode, orders) {
+  ask(`Mode of ${pool}`, [
+    ...choose("Mode", "mode", ["on", "canary", "shadow+probe", "shadow", "off"], mode),
+    h("p", { class: "quiet" }, "off: the static policy. shadow: watch only. shadow+probe: at most 1% of requests are probed. canary: a share of requests. on: all."),
+    ...field("Share of requests, for canary (0 to 1)", "share", { type: "number", min: 0, max: 1, step: "any", value: orders?.share ?? "" }),
+    ...field("Why (for the audit log)", "why"),
+  ], async (given) => {
+    const share = given.mode === "canary" && given.share !== "" ? Number(given.share) : null;
+    await call("PUT", `${poolPath(pool)}/mode`, { mode: given.mode, share, why: given.why });
+  });
+}
+
+async function poolPage(pool, signal) {
+  const base = poolPath(pool);
+  const nodes = Object.fromEntries(["goodput", "choices", "load"].map((name) => [name, h("div", { class: "chart", id: `chart-${name}` })]));
+  const top = h("div", { class: "grid" });
+  const domains = h("div");
+  const engines = h("div");
+  const audit = h("div");
+  const warnings = h("div");
+  show(h("h1", {}, pool), warnings, top, h("div", { class: "grid", style: "margin-top:1rem" },
+    card("half", "Goodput", nodes.goodput), card("half", "K by domain, at the load most of it is served at", nodes.choices),
+    card("", "Domains", domains), card("half", "Load", nodes.load), card("half", "Engines", engines), card("", "Events", audit)));
+
+  async function refresh(summary) {
+    const [moments, served, known, orders, log] = await Promise.all([
+      get(`${base}/history`), get(`${base}/domains`).catch(empty), get(`${base}/engines`).catch(empty), get(`${base}/orders`).catch(() => null), get(`${base}/audit?limit=20`).catch(empty),
+    ]);
+    if (signal.aborted) return;
+    warnings.replaceChildren(...notes(summary).filter(Boolean));
+    top.replaceChildren(hero(summary), facts(summary, orders, true));
+    const pinned = (d) => orders?.pins.find((p) => p.domain === d.domain && (p.regime === null || p.regime === d.regime));
+    domains.replaceChildren(served.length ? table("Domains", [
+      ["domain", (d) => h("a", { href: href(pool, d.domain) }, d.domain)], ["regime", (d) => d.regime],
+      ["choice", (d) => [d.now ? (d.now.draft === "none" ? "no speculation" : `K = ${d.now.k} on ${d.now.draft}`) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part))],
+      ["at load", (d) => number(d.now?.load), true], ["speedup expected", (d) => ratio(d.now?.speedup), true], ["tokens/s a request", (d) => number(d.recent.tokens_per_second, 1), true],
+      ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
+    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."));
+    engines.replaceChildren(known.length ? table("Engines", [
+      ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy applied", (e) => (e.applied ? `${e.applied[1]}` : "none"), true],
+      ["breaker", (e) => h("span", { class: `tag ${e.breaker === "closed" ? "on" : "bad"}` }, e.breaker)], ["running", (e) => number(e.running), true],
+      ["seen", (e) => (e.ended ? "ended" : ago(Math.max(0, Date.now() / 1000 - e.last_seen))), true],
+    ], known) : h("p", { class: "quiet" }, "No engine has reported."));
+    audit.replaceChildren(log.length ? table("Events", [["time", (e) => day(e.time)], ["who", (e) => e.who], ["what", (e) => e.what], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
+    charts.goodput(nodes.goodput, moments);
+    charts.choices(nodes.choices, moments);
+    charts.load(nodes.load, moments);
+  }
+  await live(pool, signal, refresh);
+}
+
+const empty = () => [];
+
+// Refreshes now and after every event, never twice at once.
+async function live(pool, signal, refresh) {
+  let busy = false, again = false, summary = await get(poolPath(pool));
+  async function run() {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      do { again = false; await refresh(summary); } while (again && !signal.aborted);
+    } catch (error) {
+      if (!signal.aborted) setState(`does not answer: ${error.message}`);
+    } finally { busy = false; }
+  }
+  await run();
+  follow(pool, signal, (kind, data) => { if (kind === "state") summary = data; run(); }, (state) => setState(state === "live" ? "live" : "cut off, trying again"));
+}
+
+function setState(text) {
+  const node = document.getElementById("link");
+  node.textContent = text;
+  node.className = `tag ${text === "live" ? "on" : "warn"}`;
+}
+
+// ---- one domain
+
+async function domainPage(pool, domain, signal) {
+  const base = poolPath(pool);
+  const parts = new Map();
+  const body = h("div");
+  const warnings = h("div");
+  show(h("h1", {}, h("a", { href: href(pool) }, pool), ` / ${domain}`), warnings, body);
+
+  async function refresh(summary) {
+    const [found, orders] = await Promise.all([get(`${base}/domains/${encodeURIComponent(domain)}`), get(`${base}/orders`).catch(() => null)]);
+    if (signal.aborted) return;
+    warnings.replaceChildren(...notes(summary).filter(Boolean));
+    for (const one of found) {
+      if (!parts.has(one.regime)) {
+        const part = { head: h("div"), survival: h("div", { class: "chart tall" }), heat: h("div", { class: "chart tall" }), arms: h("div") };
+        parts.set(one.regime, part);
+        body.append(h("div", { class: "grid", style: "margin-bottom:1rem" }, card("", one.regime, part.head),
+          card("half", "Survival by position, with 90% bands", part.survival), card("half", "Speedup expected, and probability of being best", part.heat), card("", "Arms", part.arms)));
+      }
+      const part = parts.get(one.regime);
+      const choice = one.choices.find((c) => c.load === one.main_load) ?? one.choices[0];
+      const pin = orders?.pins.find((p) => p.domain === domain && (p.regime === null || p.regime === one.regime));
+      part.head.replaceChildren(
+        h("p", { class: "reason" }, choice ? `At load ${choice.load}: ${choice.reason}` : "Nothing has been decided yet."),
+        h("p", { class: "quiet" }, `${number(one.tokens)} tokens in ${number(one.row_steps)} row-steps. ` + one.curves.map((c) => `${c.draft}: counts worth ${number(c.effective_n)} independent ones`).join("; ")),
+        pin ? h("p", {}, h("span", { class: "tag on" }, "pinned"), ` to ${pin.draft} at K = ${pin.k} by ${pin.by}${pin.until ? ` until ${day(pin.until)}` : ""}${pin.why ? `: ${pin.why}` : ""}`) : "",
+        me.role === "admin" ? h("div", { class: "row" },
+          h("button", { onclick: () => pinDialog(pool, domain, one, choice, summary) }, pin ? "Pin otherwise …" : "Pin …"),
+          pin ? h("button", { onclick: () => unpinDialog(pool, domain) }, "Unpin …") : "",
+          h("button", { onclick: () => resetDialog(pool, domain) }, "Learn anew …")) : "");
+      if (one.curves.length) charts.survival(part.survival, one.curves);
+      if (choice?.arms.some((a) => a.draft !== "none")) charts.heat(part.heat, choice.arms);
+      part.arms.replaceChildren(choice ? table("Arms", [
+        ["draft", (a) => a.draft], ["K", (a) => a.k, true], ["tokens/s of the batch", (a) => number(a.batch_goodput), true], ["speedup", (a) => ratio(a.speedup), true],
+        ["best with probability", (a) => percent(a.best), true], ["played with", (a) => percent(a.probability), true], ["played so far", (a) => percent(a.played), true],
+      ], choice.arms, (a) => (a.draft === choice.draft && a.k === choice.k ? "chosen" : null)) : "");
+    }
+  }
+  await live(pool, signal, refresh);
+}
+
+function pinDialog(pool, domain, one, choice, summary) {
+  const drafts = ["none", ...(summary.drafts ?? []).map((d) => d.draft)];
+  const cost = h("p", { class: "cost", id: "pin-cost", role: "status" }, "");
+  const { form } = ask(`Pin ${domain}`, [
+    ...choose("Draft", "draft", drafts, choice?.draft), ...choose("K", "k", summary.k_values ?? [0], choice?.k),
+    ...field("For how many hours (empty: until it is unpinned)", "hours", { type: "number", min: 0, step: "any" }), ...field("Why (for the audit log)", "why"), cost,
+  ], async (given) => {
+    const until = given.hours ? Date.now() / 1000 + 3600 * Number(given.hours) : null;
+    await call("PUT", `${poolPath(pool)}/pins/${encodeURIComponent(domain)}`, { draft: given.draft, k: Number(given.k), until, why: given.why });
+  }, "Pin");
+  // What it would cost stands there before anybody confirms.
+  async function price() {
+    const none = form.elements.draft.value === "none";
+    if (none) form.elements.k.value = "0";
+    for (const option of form.elements.k.options) option.disabled = none && option.value !== "0";
+    const given = Object.fromEntries(new FormData(form));
+    cost.textContent = "…";
+    try {
+      const answer = await call("POST", `${poolPath(pool)}/what-if`, { load: one.main_load ?? 1, pin: { domain, draft: given.draft, k: Number(given.k), regime: one.regime } });
+      const [arm] = answer.arms;
+      const signed = (v) => `${(100 * v).toFixed(1)}%`;
+      cost.textContent = arm.loss.value <= 0 ? `At load ${answer.load}: the best arm as far as is known, ${ratio(arm.speedup)} plain.`
+        : `At load ${answer.load}: the batch is expected to lose ${signed(arm.loss.value)} (${signed(arm.loss.low)} to ${signed(arm.loss.high)}) against the best arm; ${ratio(arm.speedup)} plain.`;
+    } catch (error) { cost.textContent = error.message; }
+  }
+  form.addEventListener("change", price);
+  price();
+}
+
+const why = () => field("Why (for the audit log)", "why");
+const unpinDialog = (pool, domain) => ask(`Unpin ${domain}`, why(), (given) =>
+  call("DELETE", `${poolPath(pool)}/pins/${encodeURIComponent(domain)}?why=${encodeURIComponent(given.why)}`), "Unpin");
+const resetDialog = (pool, domain) => ask(`Learn ${domain} anew`, [h("p", {}, "What was counted of its acceptance is forgotten; it explores again."), ...why()], (given) =>
+  call("POST", `${poolPath(pool)}/resets`, { domain, why: given.why }), "Learn anew");
+
+// ---- routes
+
+async function route() {
+  here.abort();
+  here = new AbortController();
+  const signal = here.signal;
+  const [pool, domain] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  try {
+    if (!pool) return await poolsPage();
+    get("/v1/pools").then((all) => drawNav(all.map((p) => p.pool), pool)).catch(() => {});
+    document.title = domain === undefined ? `${pool} · Adaptive K` : `${domain} · ${pool} · Adaptive K`;
+    await (domain === undefined ? poolPage(pool, signal) : domainPage(pool, domain, signal));
+  } catch (error) {
+    if (signal.aborted) return;
+    failed(error);
+    if (!(error instanceof Refused) || error.status === 503) setTimeout(() => { if (!signal.aborted) route(); }, 3000);
+  }
+}
+
+addEventListener("hashchange", route);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", route);
+await identify();
+route();

@@ -1,0 +1,93 @@
+// Charts over Plotly, in the page's own colours, units on every axis.
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+const pick = (value) => {
+  const found = /light-dark\((.+?),\s*(.+)\)/.exec(value);
+  return found ? (dark() ? found[2] : found[1]) : value;
+};
+export const colour = (name) => pick(css(`--${name}`));
+export const palette = () => (dark()
+  ? ["#4cc9b8", "#f0b45a", "#8ab4f8", "#e58fb1", "#b9c46a", "#c4a5f5"]
+  : ["#0b6e6e", "#b35c00", "#2a5db0", "#a0336b", "#66761c", "#6a45b0"]);
+
+function layout(more) {
+  const axis = { gridcolor: colour("line"), linecolor: colour("line"), zeroline: false, automargin: true, tickfont: { size: 11 } };
+  const made = {
+    paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: colour("ink"), family: "system-ui, sans-serif", size: 12 },
+    margin: { l: 56, r: 12, t: 8, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.12, x: 0 }, hovermode: "x unified",
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } }, colorway: palette(), ...more,
+  };
+  made.xaxis = { ...axis, ...more.xaxis };
+  made.yaxis = { ...axis, ...more.yaxis };
+  return made;
+}
+
+function draw(node, traces, more) {
+  return Plotly.react(node, traces, layout(more), { displayModeBar: false, responsive: true });
+}
+
+const time = (moments) => moments.map((m) => new Date(1000 * m.time));
+
+export function goodput(node, moments) {
+  const [accent, second, third] = palette();
+  const line = (name, values, color, dash) => ({ x: time(moments), y: values, name, mode: "lines", line: { color, dash, width: dash ? 1.5 : 2.5 }, hovertemplate: "%{y:.0f}" });
+  draw(node, [
+    line("as served", moments.map((m) => m.goodput), accent),
+    line("no speculation (estimate)", moments.map((m) => m.plain), second, "dot"),
+    line("static policy (estimate)", moments.map((m) => m.static), third, "dash"),
+  ], { yaxis: { title: { text: "tokens per second of a step" }, rangemode: "tozero" } });
+}
+
+export function choices(node, moments) {
+  const names = [...new Set(moments.flatMap((m) => m.domains.map((d) => `${d.domain}, ${d.regime}`)))];
+  const colours = palette();
+  draw(node, names.map((name, i) => {
+    const of = moments.map((m) => m.domains.find((d) => `${d.domain}, ${d.regime}` === name));
+    const moved = of.map((d, n) => Boolean(d && of[n - 1] && (d.k !== of[n - 1].k || d.draft !== of[n - 1].draft)));
+    return {
+      x: time(moments), y: of.map((d) => d?.k ?? null), name, mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
+      marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => d?.draft ?? ""), hovertemplate: "K = %{y} on %{text}",
+    };
+  }), { yaxis: { title: { text: "K, draft tokens a step" }, rangemode: "tozero", dtick: 1 } });
+}
+
+export function load(node, moments) {
+  const [accent, second] = palette();
+  draw(node, [
+    { x: time(moments), y: moments.map((m) => m.rows), name: "rows of a step", mode: "lines", line: { color: accent, width: 2 }, hovertemplate: "%{y:.1f}" },
+    { x: time(moments), y: moments.map((m) => m.waiting), name: "requests waiting", mode: "lines", line: { color: second, width: 1.5, dash: "dot" }, hovertemplate: "%{y}" },
+  ], { yaxis: { title: { text: "requests" }, rangemode: "tozero" } });
+}
+
+const fade = (color, alpha) => color.replace(/^#(..)(..)(..)$/, (_, r, g, b) => `rgba(${parseInt(r, 16)},${parseInt(g, 16)},${parseInt(b, 16)},${alpha})`);
+
+export function survival(node, curves) {
+  const colours = palette();
+  const traces = curves.flatMap((curve, i) => {
+    const color = colours[i % colours.length];
+    const x = curve.positions.map((p) => p.position);
+    let low = 1, high = 1;
+    const lows = curve.positions.map((p) => (low *= p.acceptance.low));
+    const highs = curve.positions.map((p) => (high *= p.acceptance.high));
+    return [
+      { x: [...x, ...x.toReversed()], y: [...highs, ...lows.toReversed()], fill: "toself", fillcolor: fade(color, 0.16), line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" },
+      {
+        x, y: curve.positions.map((p) => p.survival), name: curve.draft, mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [p.acceptance.value, p.seen, p.accepted]),
+        hovertemplate: "survives %{y:.3f}; kept %{customdata[0]:.3f}; counted %{customdata[2]:,} of %{customdata[1]:,}",
+      },
+    ];
+  });
+  draw(node, traces, { xaxis: { title: { text: "position in the draft" }, dtick: 1 }, yaxis: { title: { text: "share of steps that keep so many" }, range: [0, 1.02] } });
+}
+
+export function heat(node, arms) {
+  const drafts = [...new Set(arms.filter((a) => a.draft !== "none").map((a) => a.draft))];
+  const ks = [...new Set(arms.filter((a) => a.draft !== "none").map((a) => a.k))].sort((a, b) => a - b);
+  const at = (draft, k) => arms.find((a) => a.draft === draft && a.k === k);
+  draw(node, [{
+    type: "heatmap", x: ks.map(String), y: drafts, z: drafts.map((d) => ks.map((k) => at(d, k)?.speedup.value ?? null)), zmid: 1,
+    colorscale: [[0, colour("bad")], [0.5, colour("card")], [1, colour("accent")]], xgap: 2, ygap: 2, colorbar: { title: { text: "× plain" }, thickness: 10 },
+    text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${(100 * at(d, k).best).toFixed(0)}%` : ""))), texttemplate: "%{text}",
+    hovertemplate: "%{y}, K = %{x}: %{z:.3f}× plain<extra></extra>",
+  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category" }, yaxis: { type: "category" } });
+}

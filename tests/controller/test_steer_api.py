@@ -1,0 +1,284 @@
+"""Steering over HTTP on a real server: orders reach the policy, are audited, and only who may gives them."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from controller.app import create_app
+from controller.settings import ControllerSettings
+from engine.link.messages import Keys, Policy, decode_policy, encode
+from tests.controller.engines import CountingEngine
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+P = "/v1/pools/p"
+TOKENS = "# ours\nana admin aaaaaaaaaaaaaaaa\nbob read bbbbbbbbbbbbbbbb\n"
+
+
+@asynccontextmanager
+async def running(server: str, base: str = "http://127.0.0.1", **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(
+        ControllerSettings(
+            redis_url=server, draws=32, seed=1, decide_seconds=0.05, policy_seconds=60, lease_seconds=30, **settings
+        )
+    )
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=base) as http:
+            yield http
+
+
+@pytest.fixture
+async def engine(client: "Redis") -> CountingEngine:
+    """An engine of pool `p` whose one full frame waits to be read."""
+    engine = CountingEngine(started=time.time() - 3_600)
+    engine.run(200, random.Random(1))
+    await client.sadd(Keys.POOLS, "p")
+    await client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
+    return engine
+
+
+async def policy(api: httpx.AsyncClient, until: Until, holds: Callable[[Policy], bool]) -> Policy:
+    """The first policy of which `holds` is true."""
+    found: list[Policy] = []
+
+    async def there() -> bool:
+        answer = await api.get(f"{P}/policy")
+        if answer.status_code == 200 and holds(decode_policy(answer.content)):
+            found.append(decode_policy(answer.content))
+        return bool(found)
+
+    await until(there)
+    return found[0]
+
+
+def arms(policy: Policy, domain: str) -> set[tuple[str, int]]:
+    return {
+        (c.draft, k) for cell in policy.cells if cell.domain == domain for c in cell.drafts if c.p for k, p in c.k if p
+    }
+
+
+async def test_a_pin_reaches_the_policy_and_its_end_too(server: str, engine: CountingEngine, until: Until) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        made = await api.put(f"{P}/pins/code", json={"draft": "ngram", "k": 2, "why": "a test"})
+        assert (made.status_code, made.headers["ETag"]) == (200, '"1"')
+        (pin,) = made.json()["pins"]
+        assert (pin["domain"], pin["draft"], pin["k"], pin["by"], pin["why"]) == ("code", "ngram", 2, "local", "a test")
+        await policy(api, until, lambda p: arms(p, "code") == {("ngram", 2)})
+        assert (await api.delete(f"{P}/pins/code", params={"why": "enough"})).json()["pins"] == []
+        free = await policy(
+            api, until, lambda p: any(c.nonadaptive < 1 or c.draw for c in p.cells if c.domain == "code")
+        )
+        assert free.version > (0, 0)
+        told = (await api.get(f"{P}/audit")).json()
+        assert [(e["who"], e["what"], e["why"]) for e in told if e["who"] == "local"] == [
+            ("local", "unpin code", "enough"),
+            ("local", "pin code to ngram at K = 2", "a test"),
+        ]
+        assert any(e["who"] == "controller" for e in told)
+
+
+async def test_modes_and_retired_drafts_reach_the_policy(server: str, engine: CountingEngine, until: Until) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        await api.put(f"{P}/mode", json={"mode": "canary", "share": 0.25})
+        canary = await policy(api, until, lambda p: p.mode == "canary")
+        assert canary.share == 0.25
+        assert (await api.get(P)).json()["mode"] == "canary"
+        await api.put(f"{P}/drafts/ngram", json={"retired": True})
+        await policy(api, until, lambda p: not any(c.draft == "ngram" for cell in p.cells for c in cell.drafts))
+        await api.put(f"{P}/drafts/ngram", json={"retired": False})
+        await policy(api, until, lambda p: any(c.draft == "ngram" for cell in p.cells for c in cell.drafts))
+
+
+async def test_orders_outlive_the_controller(server: str, engine: CountingEngine, until: Until) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        await api.put(f"{P}/pins/chat", json={"draft": "none", "k": 0})
+    async with running(server) as api:
+        await policy(api, until, lambda p: arms(p, "chat") == {("none", 0)})
+        assert (await api.get(f"{P}/orders")).json()["revision"] == 1
+
+
+async def test_a_reset_is_carried_out_once(server: str, engine: CountingEngine, until: Until) -> None:
+    def known(answer: httpx.Response) -> float:
+        (domain,) = (d for d in answer.json() if d["regime"] == "greedy")
+        return float(domain["curves"][0]["effective_n"])
+
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        assert known(await api.get(f"{P}/domains/code")) > 10
+        assert (await api.post(f"{P}/resets", json={"domain": "code"})).status_code == 200
+
+        async def forgotten() -> bool:
+            return known(await api.get(f"{P}/domains/code")) < 1
+
+        await until(forgotten)
+        assert known(await api.get(f"{P}/domains/chat")) > 10
+        engine.run(200, random.Random(2))
+    async with running(server) as api:  # a controller that starts anew must not reset again
+        client = Redis.from_url(server)
+        await client.xadd(Keys("p").frames, {"frame": encode(engine.frame())})
+        await client.aclose()
+
+        async def learned() -> bool:
+            answer = await api.get(f"{P}/domains/code")
+            return answer.status_code == 200 and known(answer) > 10
+
+        await until(learned)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "said"),
+    [
+        ("PUT", "pins/code", {"draft": "ngram", "k": 3}, 422, "k is 3 for draft 'ngram'; allowed: 0, 2, 4"),
+        ("PUT", "pins/code", {"draft": "eagle", "k": 2}, 422, "draft is 'eagle'; allowed: 'none', 'ngram'"),
+        ("PUT", "pins/code", {"draft": "ngram", "k": 2, "untill": 5}, 422, "untill"),
+        ("PUT", "mode", {"mode": "fast"}, 422, "'off', 'shadow', 'shadow+probe', 'canary' or 'on'"),
+        ("PUT", "mode", {"mode": "on", "share": 0.5}, 422, "share is 0.5 in mode 'on'"),
+        ("DELETE", "pins/code", None, 422, "domain 'code' is not pinned; pinned are none"),
+        ("POST", "resets", {}, 422, "a reset names a domain, a draft or both"),
+        ("PUT", "drafts/eagle", {"retired": True}, 422, "draft 'eagle' is loaded by no engine; loaded are 'ngram'"),
+        ("PUT", "mode", {"mode": "on", "why": "x" * 70_000}, 413, "more than 65536 bytes"),
+    ],
+)
+async def test_bad_orders_are_told_what_is_allowed(
+    server: str, engine: CountingEngine, until: Until, method: str, path: str, body: Any, status: int, said: str
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        answer = await api.request(method, f"{P}/{path}", json=body)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+        assert said in answer.json()["detail"]
+        assert (await api.get(f"{P}/orders")).json()["revision"] == 0
+
+
+async def test_who_read_an_old_revision_does_not_write(server: str, engine: CountingEngine, until: Until) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        old = (await api.get(f"{P}/orders")).headers["ETag"]
+        await api.put(f"{P}/mode", json={"mode": "off"}, headers={"If-Match": old})
+        late = await api.put(f"{P}/mode", json={"mode": "on"}, headers={"If-Match": old})
+        assert late.status_code == 412
+        assert "revision 1" in late.json()["detail"]
+        # Without a revision everybody's order counts, one after the other.
+        both = await asyncio.gather(
+            *(api.put(f"{P}/pins/{domain}", json={"draft": "none", "k": 0}) for domain in ("a", "b"))
+        )
+        assert [answer.status_code for answer in both] == [200, 200]
+        assert {p["domain"] for p in (await api.get(f"{P}/orders")).json()["pins"]} == {"a", "b"}
+
+
+async def test_tokens_say_who_may(server: str, engine: CountingEngine, until: Until, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS)
+    ana, bob = ({"Authorization": f"Bearer {letter * 16}"} for letter in "ab")
+    async with running(server, base="http://gpu-1", tokens_file=str(file)) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        order = {"mode": "off"}
+        nobody = await api.put(f"{P}/mode", json=order)
+        assert (nobody.status_code, nobody.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert (await api.put(f"{P}/mode", json=order, headers={"Authorization": "Bearer guess"})).status_code == 401
+        assert (await api.put(f"{P}/mode", json=order, headers=bob)).status_code == 403
+        assert (await api.put(f"{P}/mode", json=order, headers=ana)).status_code == 200
+        assert (await api.get(f"{P}/audit")).json()[0]["who"] == "ana"
+        # Rotation: the new token counts at once, the old one no more; a file that is broken changes nothing.
+        file.write_text("ana admin cccccccccccccccc\n")
+        assert (await api.put(f"{P}/mode", json=order, headers=ana)).status_code == 401
+        file.write_text("ana admin short\n")
+        new = {"Authorization": f"Bearer {'c' * 16}"}
+        assert (await api.put(f"{P}/mode", json=order, headers=new)).status_code == 200
+
+
+async def test_reading_can_need_a_token_too(server: str, engine: CountingEngine, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS)
+    async with running(server, base="http://gpu-1", tokens_file=str(file), open_reads=False) as api:
+        bob = {"Authorization": f"Bearer {'b' * 16}"}
+        for path in ("/v1/pools", "/metrics", "/status"):
+            assert (await api.get(path)).status_code == 401
+            assert (await api.get(path, headers=bob)).status_code == 200
+        assert (await api.get("/healthz")).status_code == 200
+
+
+async def test_without_tokens_a_foreign_name_of_this_machine_steers_nothing(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server, base="http://evil.example") as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        answer = await api.put(f"{P}/mode", json={"mode": "off"})
+        assert answer.status_code == 403
+        assert "'evil.example'" in answer.json()["detail"]
+
+
+async def test_a_tokens_file_is_made_where_there_is_none(server: str, tmp_path: Path) -> None:
+    file = tmp_path / "made" / "tokens"
+    async with running(server, tokens_file=str(file)):
+        pass
+    assert file.stat().st_mode & 0o777 == 0o600
+    name, role, secret = file.read_text().splitlines()[-1].split()
+    assert (name, role, len(secret)) == ("admin", "admin", 43)
+
+
+async def test_what_a_pin_would_cost_is_told_before_it_is_ordered(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        before = (await api.get(f"{P}/policy")).json()["version"]
+        answer = await api.post(f"{P}/what-if", json={"load": 1})
+        assert answer.status_code == 200, answer.text
+        code = [arm for arm in answer.json()["arms"] if arm["domain"] == "code"]
+        assert {(arm["draft"], arm["k"]) for arm in code} == {("none", 0), ("ngram", 2), ("ngram", 4)}
+        # The best arm gives up nothing; goodput falls as the loss rises.
+        assert code[0]["loss"]["value"] == 0
+        assert [arm["goodput"] for arm in code] == sorted((arm["goodput"] for arm in code), reverse=True)
+        ratio = code[-1]["goodput"] / code[0]["goodput"]
+        assert code[-1]["loss"]["value"] == pytest.approx(1 - ratio, abs=0.02)
+        pin = {"domain": "code", "draft": code[-1]["draft"], "k": code[-1]["k"]}
+        (held,) = (await api.post(f"{P}/what-if", json={"load": 1, "pin": pin})).json()["arms"]
+        assert (held["draft"], held["k"], held["chosen"]) == (pin["draft"], pin["k"], code[-1]["chosen"])
+        assert held["loss"] == pytest.approx(code[-1]["loss"], rel=1e-3)  # counts fade between two questions
+        assert (await api.get(f"{P}/policy")).json()["version"][0] == before[0]
+        assert (await api.get(f"{P}/orders")).json()["revision"] == 0
+
+
+async def test_what_if_takes_another_mix(server: str, engine: CountingEngine, until: Until) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        answer = (await api.post(f"{P}/what-if", json={"load": 2, "mix": {"code": 3, "chat": 1}})).json()
+        assert answer["mix"] == {"code": pytest.approx(0.75), "chat": pytest.approx(0.25)}
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ({"load": 400}, "load is 400; allowed: 1 to"),
+        ({"load": 1, "mix": {"poetry": 1}}, "mix has domain 'poetry'; known: "),
+        ({"load": 1, "mix": {"code": -1}}, "mix has -1.0 for 'code'; allowed: 0 or more"),
+        (
+            {"load": 1, "pin": {"domain": "code", "draft": "ngram", "k": 3}},
+            "k is 3 for draft 'ngram'; allowed: 0, 2, 4",
+        ),
+        (
+            {"load": 1, "pin": {"domain": "poetry", "draft": "ngram", "k": 2}},
+            "domain 'poetry' has no rows at this load",
+        ),
+    ],
+)
+async def test_what_cannot_be_imagined_is_told(
+    server: str, engine: CountingEngine, until: Until, question: Any, said: str
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        answer = await api.post(f"{P}/what-if", json=question)
+        assert answer.status_code == 422
+        assert said in answer.json()["detail"]
