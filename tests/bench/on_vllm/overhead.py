@@ -1,4 +1,4 @@
-"""Host time of the vLLM plug-in's hooks: `python -m tests.bench.bench_vllm_overhead`, where vLLM is, prints
+"""Host time of the vLLM plug-in's hooks: `python -m tests.bench.on_vllm.overhead`, where vLLM is, prints
 microseconds of the scheduler's thread per step. The hooks run over a scheduler that does only what they read, with a
 policy in force and every row decoding; the time of that scheduler alone is taken off.
 """
