@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import replay, simulate, steer, vet
+from controller.cli import replay, route, simulate, steer, vet
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +22,7 @@ simulate.register(app)
 replay.register(app)
 vet.register(app)
 steer.register(app)
+route.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
 RedisUrl = Annotated[str | None, typer.Option(help=r"redis://, rediss:// or unix:// \[env: REDIS_URL]")]

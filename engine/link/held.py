@@ -15,10 +15,10 @@ class Held:
     """`look_up` maps a batch size (1 or more) to the table's answer there.
 
     >>> held = Held(lambda batch: 2 if batch <= 4 else 0)
-    >>> [held(batch) for batch in (4, 5, 4, 5, 5, 4)], held(9)
-    ([2, 2, 2, 2, 2, 2], 0)
-    >>> [held(4) for _ in range(16)][-2:]
-    [0, 2]
+    >>> [held(batch) for batch in (4, 5, 4, 5, 5, 4)]
+    [2, 2, 2, 2, 2, 2]
+    >>> [held(5) for _ in range(16)][-2:], held(1)
+    ([2, 0], 2)
     """
 
     def __init__(self, look_up: Callable[[int], int]) -> None:
