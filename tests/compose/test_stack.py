@@ -67,7 +67,7 @@ def test_all_services_are_healthy_and_the_status_page_shows_decisions(stack: Non
     until(lambda: [services()[name]["Health"] for name in names] == ["healthy"] * 4, "all services healthy", 100)
     until(lambda: {"code", "math", "chat"} <= domains().keys(), "all three domains known to the controller", 240)
     until(lambda: all(domains()[d]["now"] for d in ("code", "math", "chat")), "a choice for each domain", 120)
-    page = httpx.get(f"{CONTROLLER}/", timeout=5)
+    page = httpx.get(f"{CONTROLLER}/status", timeout=5)
     assert page.status_code == 200
     assert "smollm2" in page.text
     assert "code" in page.text
