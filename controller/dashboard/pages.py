@@ -6,7 +6,6 @@ from functools import cache
 from importlib import resources
 
 from fastapi import APIRouter, Request, Response
-from plotly.offline import get_plotlyjs
 
 from controller.api.problems import ProblemError
 
@@ -33,6 +32,9 @@ _HEADERS = {
 def _file(name: str) -> tuple[bytes, bytes, str]:
     """Content, the same compressed, and its tag."""
     if name == "plotly.min.js":
+        # Only who looks at charts waits for it to be loaded, and pays for its memory.
+        from plotly.offline import get_plotlyjs
+
         content = get_plotlyjs().encode()
     else:
         content = resources.files(__package__).joinpath("static", name).read_bytes()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
+from subprocess import Popen
 from typing import Any
 
 import redis
@@ -172,7 +173,9 @@ class Watch:
         return known if len(known) == len(DOMAINS) else {}
 
 
-def phase(share: Share, near: float, load: int, traffic: Traffic, watch: Watch, link: Any) -> dict[str, Any]:
+def phase(
+    share: Share, near: float, load: int, traffic: Traffic, watch: Watch, link: Any, controller: "Popen[bytes]"
+) -> dict[str, Any]:
     """Serve until the policy's K bring a share `near` of the best goodput, and go on doing so."""
     played: deque[tuple[str, int]] = deque(maxlen=HELD)
     record = link.record
@@ -186,6 +189,8 @@ def phase(share: Share, near: float, load: int, traffic: Traffic, watch: Watch, 
     trail: list[Any] = []
     choice: dict[str, int] = {}
     while held < HELD and traffic.steps < first + PATIENCE:
+        if controller.poll() is not None:
+            raise RuntimeError(f"the controller ended with {controller.returncode}; its log is among those of the test")
         traffic.step()
         choice = watch.choice(load)
         held = held + 1 if choice and share(choice) >= near else 0
@@ -237,12 +242,12 @@ def main(target: str, draft: str, logs: str) -> dict[str, Any]:
                 acceptance.set(survival)
                 # One request in 400 tries a draft again that does not pay: short ones come to that sooner.
                 traffic.length = 6 if name == "back" else 20
-                told = phase(alone(survival), NEAR, 1, traffic, watch, ours.link)
+                told = phase(alone(survival), NEAR, 1, traffic, watch, ours.link, controller)
                 report["phases"][name] = {"survival": survival, **told}
             traffic.length = 20
             sweep.round()
             traffic.together = True
-            report["together"] = phase(shared(survival), NEAR_TOGETHER, 2, traffic, watch, ours.link)
+            report["together"] = phase(shared(survival), NEAR_TOGETHER, 2, traffic, watch, ours.link, controller)
             report["measured"], report["priced"] = sweep.seconds(), prices(scale)
             report["errors"] = core.scheduler.akc_errors
             return report
