@@ -105,7 +105,21 @@ def shown(orders: Orders, now: float) -> OrdersView:
 async def read(loop: PoolLoop) -> Orders:
     """The orders as they lie in Redis."""
     written = await loop.store.orders()
-    return Orders() if written is None else msgspec.json.decode(written, type=Orders)
+    try:
+        return Orders() if written is None else msgspec.json.decode(written, type=Orders)
+    except msgspec.MsgspecError as error:
+        key = loop.store.keys.orders
+        raise ProblemError(503, "Orders cannot be read", f"What lies in {key} is none of ours: {error}") from None
+
+
+def written(orders: Orders) -> bytes:
+    """As they are stored. Raises `OrderError` for what could not be read again: labels with control characters."""
+    try:
+        data = msgspec.json.encode(orders)
+        msgspec.json.decode(data, type=Orders)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise OrderError(f"not a label or a note that can be kept: {error}") from None
+    return data
 
 
 async def change(
@@ -124,8 +138,9 @@ async def change(
                 )
             now = time.time()
             after = msgspec.structs.replace(order(before, tuner, now), revision=before.revision + 1)
+            data = written(after)
             act = Act(now, who, what, why, after.revision)
-            if await loop.store.steer(before.revision, after.revision, msgspec.json.encode(after), act.encode()):
+            if await loop.store.steer(before.revision, after.revision, data, act.encode()):
                 return after
     except OrderError as error:
         raise ProblemError(422, "That cannot be ordered", str(error)) from None
