@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Response
@@ -24,11 +24,8 @@ router = APIRouter(prefix="/v1/pools/{pool}", tags=["steer"])
 
 TRIES = 5  # when somebody else steers at the same moment
 
-RegimeWord = Literal["greedy", "sampled"]
-ModeWord = Literal["off", "shadow", "shadow+probe", "canary", "on"]
 Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description="for the audit log", examples=["load test"])]
 IfMatch = Annotated[str | None, Header(description="the ETag of the orders that were read; 412 when they have changed")]
-Domain = Annotated[str, Field(min_length=1, max_length=64, examples=["chat"])]
 _STATUSES = documented(401, 403, 404, 409, 412, 422, 503)
 
 
@@ -41,7 +38,7 @@ class Body(BaseModel):
 class ModeOrder(Body):
     """A mode. `share`: of requests that follow the policy, in `canary` (0 to 1) and `shadow+probe` (0 to 0.01)."""
 
-    mode: Annotated[ModeWord, Field(examples=["canary"])]
+    mode: Annotated[Mode, Field(examples=["canary"])]
     share: Annotated[float | None, Field(ge=0, le=1, examples=[0.1])] = None
     why: Why = ""
 
@@ -51,7 +48,7 @@ class PinOrder(Body):
 
     draft: Annotated[str, Field(min_length=1, max_length=64, examples=["ngram"])]
     k: Annotated[int, Field(ge=0, le=MAX_K, examples=[4])]
-    regime: RegimeWord | None = None
+    regime: Regime | None = None
     until: Annotated[float | None, Field(examples=[1764003600.0])] = None
     why: Why = ""
 
@@ -78,7 +75,7 @@ class PinView:
     domain: DomainName
     draft: DraftName
     k: int
-    regime: RegimeWord | None
+    regime: Regime | None
     until: UnixSeconds | None
     why: str
     by: str
@@ -90,7 +87,7 @@ class OrdersView:
     """What is ordered. `mode` null: nobody has, and the controller's setting is in force."""
 
     revision: int
-    mode: ModeWord | None
+    mode: Mode | None
     share: float
     pins: list[PinView]
     retired: list[str]
@@ -104,9 +101,9 @@ def shown(orders: Orders, now: float) -> OrdersView:
 
 async def read(loop: PoolLoop) -> Orders:
     """The orders as they lie in Redis."""
-    written = await loop.store.orders()
+    data = await loop.store.orders()
     try:
-        return Orders() if written is None else msgspec.json.decode(written, type=Orders)
+        return Orders() if data is None else msgspec.json.decode(data, type=Orders)
     except msgspec.MsgspecError as error:
         key = loop.store.keys.orders
         raise ProblemError(503, "Orders cannot be read", f"What lies in {key} is none of ours: {error}") from None
@@ -172,10 +169,9 @@ async def set_mode(
     loop: LoopOf, who: AdminOf, body: ModeOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
     """Set the pool's mode."""
-    mode: Mode = body.mode
-    what = f"mode {mode}" + ("" if body.share is None else f", share {body.share:g}")
+    what = f"mode {body.mode}" + ("" if body.share is None else f", share {body.share:g}")
     made = await change(
-        loop, who, what, body.why, if_match, lambda orders, _, __: steering.with_mode(orders, mode, body.share)
+        loop, who, what, body.why, if_match, lambda orders, _, __: steering.with_mode(orders, body.mode, body.share)
     )
     return _answer(response, made)
 
@@ -205,15 +201,14 @@ async def unpin(
     who: AdminOf,
     domain: str,
     response: Response,
-    regime: Annotated[RegimeWord | None, Query()] = None,
+    regime: Annotated[Regime | None, Query()] = None,
     why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
     if_match: IfMatch = None,
 ) -> OrdersView:
     """Let a domain go back to what is learned."""
-    given: Regime | None = regime
     what = f"unpin {domain}" + ("" if regime is None else f" ({regime})")
     made = await change(
-        loop, who, what, why, if_match, lambda orders, _, now: steering.without_pin(orders, domain, given, now)
+        loop, who, what, why, if_match, lambda orders, _, now: steering.without_pin(orders, domain, regime, now)
     )
     return _answer(response, made)
 

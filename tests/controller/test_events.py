@@ -1,7 +1,6 @@
 """History and the event stream: what is kept, and taking a stream up again."""
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 
@@ -11,7 +10,7 @@ from redis.asyncio import Redis
 
 from controller.feed import KEPT, Event, Feed
 from controller.history import History, Played, Sample, thinned
-from engine.link.messages import Keys, encode
+from engine.link.messages import Keys
 from tests.controller.engines import CountingEngine
 from tests.controller.test_steer_api import P, policy, running
 
@@ -82,11 +81,7 @@ async def test_a_waiting_listener_is_told_at_once() -> None:
     assert [e.kind for e in await waiting] == ["order"]
 
 
-async def test_history_is_served_and_outlives_the_controller(client: "Redis", server: str, until: Until) -> None:
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(200, random.Random(1))
-    await client.sadd(Keys.POOLS, "p")
-    await client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
+async def test_history_is_served_and_outlives_the_controller(server: str, engine: CountingEngine, until: Until) -> None:
     async with running(server) as api:
         await policy(api, until, lambda p: bool(p.cells))
         (now,) = (await api.get(f"{P}/history")).json()
@@ -117,11 +112,9 @@ async def test_what_is_not_a_sample_of_this_version_is_passed_over(client: "Redi
         await until(there)
 
 
-async def test_the_stream_over_http_tells_of_decisions_and_orders(client: "Redis", server: str, until: Until) -> None:
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(200, random.Random(1))
-    await client.sadd(Keys.POOLS, "p")
-    await client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
+async def test_the_stream_over_http_tells_of_decisions_and_orders(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
     async with running(server) as api:
         await policy(api, until, lambda p: bool(p.cells))
         app = api._transport.app  # type: ignore[attr-defined]  # httpx's

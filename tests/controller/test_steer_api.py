@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,16 +32,6 @@ async def running(server: str, base: str = "http://127.0.0.1", **settings: Any) 
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=base) as http:
             yield http
-
-
-@pytest.fixture
-async def engine(client: "Redis") -> CountingEngine:
-    """An engine of pool `p` whose one full frame waits to be read."""
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(200, random.Random(1))
-    await client.sadd(Keys.POOLS, "p")
-    await client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
-    return engine
 
 
 async def policy(api: httpx.AsyncClient, until: Until, holds: Callable[[Policy], bool]) -> Policy:
