@@ -104,7 +104,6 @@ class Servers:
             str(self._given.vllm_python.parent / "vllm"), "serve", str(self._model), "--served-model-name", "target",
             "--port", url.rsplit(":", 1)[1], "--max-model-len", "1024", "--max-num-seqs", "16", "--enforce-eager",
             "--no-enable-prefix-caching", "--block-size", "32", "--num-gpu-blocks-override", "400",
-            # A worker in a process of its own would be waited for by spinning, on a core that others need here.
             "--dtype", self._given.dtype, "--distributed-executor-backend", "uni",
         ]  # fmt: skip
         if k is not None:
@@ -119,8 +118,12 @@ class Servers:
             argv += ["--scheduler-cls", "engine.vllm.AdaptiveScheduler"]
             argv += ["--additional-config", json.dumps({"adaptive_k": ours})]
         env = {
-            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT),
+            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(self._given.threads), "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT),
+            # A worker in a process of its own is waited for by spinning, on a core that others need here; without this
+            # vLLM gives it one on CPU, whatever backend was asked for.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }  # fmt: skip
         log = name.replace(" ", "").replace("=", "").replace(",", "-")
         self._group.start(log, argv, env)
@@ -209,6 +212,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", default="bfloat16", help="float32 where the CPU does not multiply bfloat16 [bfloat16]"
     )
+    parser.add_argument("--threads", type=int, default=1, help="of a server's model [1]")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--json", type=Path, help="append every run here, a line a run")
     parser.add_argument("--policy", type=Path, help="write the last policy here")
