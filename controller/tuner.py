@@ -110,6 +110,27 @@ def pool_spec(descriptions: Iterable[EngineDescription], retired: Sequence[str] 
     )
 
 
+def check(state: bytes, pool: str = "") -> None:
+    """Raise ValueError unless this version can go on from the state that `Tuner.dump` made."""
+    try:
+        Tuner._unpack(pool, ControllerSettings(), state)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a state of a pool: {error}") from error
+
+
+def adopted(state: bytes, *, resets: int, engines: bool) -> bytes:
+    """The state as another pool, or a later time of the same, goes on from it.
+
+    resets: number of the last reset ordered there, none of which is to be carried out again. engines: whether the
+    engines it was learned from are the pool's own; without them their counts are not counted on with, nor shown.
+    """
+    saved = msgspec.msgpack.decode(state, type=_Saved)
+    saved.resets = resets
+    if not engines:
+        saved.ledger = Ledger().dump()
+    return msgspec.msgpack.encode(saved)
+
+
 class Tuner:
     """`last_id`: of the newest frame taken; `pending`: frames since the last commit; `dead`: refused ones since then.
 

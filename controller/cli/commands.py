@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import replay, route, simulate, steer, vet
+from controller.cli import replay, route, simulate, state, steer, vet
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +23,7 @@ replay.register(app)
 vet.register(app)
 steer.register(app)
 route.register(app)
+state.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
 RedisUrl = Annotated[str | None, typer.Option(help=r"redis://, rediss:// or unix:// \[env: REDIS_URL]")]
