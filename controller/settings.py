@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from engine.link.address import PATTERN
 from engine.link.messages import Mode
 from engine.link.settings import SettingsError
 
 POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-RedisUrl = Annotated[str, msgspec.Meta(pattern=r"^(redis|rediss|unix)://", extra={"env": "REDIS_URL"})]
+RedisUrl = Annotated[str, msgspec.Meta(pattern=PATTERN, extra={"env": "REDIS_URL"})]
 PoolName = Annotated[str, msgspec.Meta(pattern=f"^{POOL_NAME.pattern}$")]
 
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from engine.link.address import sentinels
 from engine.link.messages import Keys, Offer, Version
 from engine.link.router import readable
 
@@ -131,23 +133,38 @@ return 1
 """
 
 
-def connect(url: str, *, timeout: float = 5.0, ca_file: str | None = None) -> "Redis":
-    """A client for `redis://`, `rediss://` (TLS) or `unix://` URLs. `timeout`: seconds for one answer.
+class _Primary(Redis):
+    """A client that closes those of its Sentinels, too."""
 
-    Raises `ValueError` for another scheme. Blocking reads must block for less than `timeout`.
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Close all connections; the next command opens new ones."""
+        await super().aclose(close_connection_pool)
+        for sentinel in self.connection_pool.sentinel_manager.sentinels:  # type: ignore[attr-defined]
+            await sentinel.aclose()
+
+
+def connect(url: str, *, timeout: float = 5.0, ca_file: str | None = None) -> "Redis":
+    """A client for a URL of `engine.link.address`. `timeout`: seconds for one answer.
+
+    Through Sentinels it finds the primary at every new connection, so that it follows a failover. Raises `ValueError`
+    for a URL it cannot read. Blocking reads must block for less than `timeout`.
     """
-    extra: dict[str, Any] = {}
-    if url.startswith("rediss://") and ca_file:
-        extra = {"ssl_ca_certs": ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
-    return Redis.from_url(
-        url,
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        health_check_interval=15,
+    patience: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "health_check_interval": 15,
         # One retry heals a connection that died while idle; waiting for a server that is away is the loop's business.
-        retry=Retry(NoBackoff(), 1),
-        **extra,
-    )
+        "retry": Retry(NoBackoff(), 1),
+    }
+    trust: dict[str, Any] = {}
+    if url.startswith("rediss") and ca_file:
+        trust = {"ssl_ca_certs": ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    found = sentinels(url)
+    if found is None:
+        return Redis.from_url(url, **patience, **trust)
+    own, server = {**patience, **found.sentinel, **trust}, {**patience, **found.server, **trust}
+    asked = Sentinel(found.nodes, sentinel_kwargs=own, **server)  # type: ignore[no-untyped-call]  # redis-py's
+    return cast(Redis, asked.master_for(found.service, redis_class=_Primary))
 
 
 async def pools(client: "Redis") -> list[str]:

@@ -26,7 +26,9 @@ route.register(app)
 state.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
-RedisUrl = Annotated[str | None, typer.Option(help=r"redis://, rediss:// or unix:// \[env: REDIS_URL]")]
+RedisUrl = Annotated[
+    str | None, typer.Option(help=r"redis://, rediss://, unix://, redis+sentinel:// \[env: REDIS_URL]")
+]
 
 
 def _version(wanted: bool) -> None:

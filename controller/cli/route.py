@@ -17,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 def route(
     redis_url: Annotated[
-        str, typer.Option("--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss:// or unix://")
+        str,
+        typer.Option(
+            "--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss://, unix://, redis+sentinel://"
+        ),
     ] = "redis://127.0.0.1:6379/0",
     target: Annotated[str | None, typer.Option(help="Only pools of this target.")] = None,
     domain: Annotated[str | None, typer.Option(help="Only this domain; an unknown one is served as `other`.")] = None,

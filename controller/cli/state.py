@@ -9,7 +9,8 @@ import typer
 state = typer.Typer(no_args_is_help=True, help="What a pool has learned, as a file: to keep, to move, to go back to.")
 
 RedisUrl = Annotated[
-    str, typer.Option("--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss:// or unix://")
+    str,
+    typer.Option("--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss://, unix://, redis+sentinel://"),
 ]
 CaFile = Annotated[str | None, typer.Option(help="PEM file of authorities, for rediss://")]
 _HERE = "redis://127.0.0.1:6379/0"

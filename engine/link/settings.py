@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import inspect
 
+from engine.link.address import PATTERN
 from engine.link.messages import MAX_K, NO_DRAFT, Label, Share, StaticChoice
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -209,9 +210,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     there.
     """
 
-    redis_url: Annotated[str, msgspec.Meta(pattern=r"^(redis|rediss|unix)://", extra={"env": "REDIS_URL"})] = (
-        "redis://127.0.0.1:6379/0"
-    )
+    redis_url: Annotated[str, msgspec.Meta(pattern=PATTERN, extra={"env": "REDIS_URL"})] = "redis://127.0.0.1:6379/0"
     pool: Label = "default"
     engine: Label | None = None
     static_draft: Label = NO_DRAFT

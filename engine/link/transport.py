@@ -1,20 +1,45 @@
 """Connections to the Redis-protocol server, made so that a background thread always comes back in bounded time."""
 
 import random
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from engine.link.address import sentinels
+
+
+class _Primary(redis.Redis):
+    """A client that closes those of its Sentinels, too."""
+
+    def close(self) -> None:
+        """Close all connections; the next command opens new ones."""
+        super().close()
+        for sentinel in self.connection_pool.sentinel_manager.sentinels:  # type: ignore[attr-defined]
+            sentinel.close()
 
 
 def connect(url: str, timeout: float) -> redis.Redis:
     """A client that waits at most `timeout` seconds to connect and for each answer, and does not retry by itself.
 
-    It connects at its first command. Raises `ValueError` for a URL it cannot read.
+    Through Sentinels it finds the primary at every new connection, so that it follows a failover. It connects at its
+    first command. Raises `ValueError` for a URL it cannot read.
     """
-    return redis.Redis.from_url(
-        url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0), protocol=2
-    )
+    patience: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    found = sentinels(url)
+    if found is None:
+        return redis.Redis.from_url(url, **patience)
+    own = {**patience, **found.sentinel}
+    asked = Sentinel(found.nodes, sentinel_kwargs=own, **patience, **found.server)  # type: ignore[no-untyped-call]
+    primary: redis.Redis = asked.master_for(found.service, redis_class=_Primary)  # type: ignore[no-untyped-call]
+    return primary
 
 
 class Backoff:
