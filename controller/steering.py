@@ -5,12 +5,13 @@ steer at once cannot undo each other unseen. The record lies in Redis beside the
 pool's leader obeys it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 
 from controller.learner.config import PoolSpec
+from controller.learner.evidence import Context
 from engine.link.messages import MAX_K, NO_DRAFT, DraftChoice, Label, Mode, PolicyCell, Regime
 
 MAX_PINS = 256
@@ -156,13 +157,23 @@ def pinned(cells: Sequence[PolicyCell], pins: Iterable[Pin]) -> list[PolicyCell]
 
     A pin to a draft that the cells do not know (its engines have gone) is left out: what is learned rules meanwhile.
     """
-    by_domain: dict[tuple[str, str], Pin] = {}
+    found = by_context(pins)
+    if not found:
+        return list(cells)
+    return [_held(cell, found.get((cell.domain, cell.regime))) for cell in cells]
+
+
+def by_context(pins: Iterable[Pin], drafts: Collection[str] | None = None) -> dict[Context, Pin]:
+    """The pin of every (domain, regime) that has one; with `drafts` only of those whose draft is among them, or none.
+
+    >>> sorted(by_context([Pin("chat", "none", 0), Pin("code", "eagle", 2, "greedy")], drafts=["ngram"]))
+    [('chat', 'greedy'), ('chat', 'sampled')]
+    """
+    found: dict[Context, Pin] = {}
     for pin in pins:
         for regime in (pin.regime,) if pin.regime is not None else ("greedy", "sampled"):
-            by_domain[pin.domain, regime] = pin
-    if not by_domain:
-        return list(cells)
-    return [_held(cell, by_domain.get((cell.domain, cell.regime))) for cell in cells]
+            found[pin.domain, regime] = pin
+    return {c: p for c, p in found.items() if drafts is None or p.draft == NO_DRAFT or p.draft in drafts}
 
 
 def _held(cell: PolicyCell, pin: Pin | None) -> PolicyCell:

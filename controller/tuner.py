@@ -19,7 +19,7 @@ from controller.offer import offer_of
 from controller.portrait import Arms, Subject, portray
 from controller.recent import Recent
 from controller.settings import ControllerSettings
-from controller.steering import Orders, pinned
+from controller.steering import Orders, by_context, pinned
 from controller.store import (
     DEAD_LETTERS,
     KEPT_OF_A_DEAD_FRAME,
@@ -338,7 +338,9 @@ class Tuner:
     def _policy(self, version: Version, now: float) -> bytes | None:
         if self._learner is None or self._spec is None:
             return None
-        decision = self._decision = self._learner.decide(now, self._rng)
+        pins = self.orders.standing(now)
+        ordered = by_context(pins, [draft.name for draft in self._spec.drafts])
+        decision = self._decision = self._learner.decide(now, self._rng, ordered=ordered)
         self._decisions += 1
         self._note_switches(decision)
         policy = Policy(
@@ -348,7 +350,7 @@ class Tuner:
             expires=now + self.settings.policy_seconds,
             static=self._spec.static,
             k_values=list(self._spec.ks),
-            cells=pinned(decision.cells, self.orders.standing(now)),
+            cells=pinned(decision.cells, pins),
             mode=self.mode,
             share=self.orders.share,
             allowance=decision.allowance,
