@@ -33,6 +33,8 @@ class Subject(NamedTuple):
     decisions: int
     switches: int
     records: list[view.DecisionRecord]
+    measured: view.Measured | None = None
+    gains: Mapping[tuple[str, str], view.Interval] = {}
 
 
 def portray(
@@ -65,6 +67,7 @@ def portray(
         decisions=subject.decisions,
         switches=subject.switches,
         records=subject.records,
+        measured=subject.measured,
     )
 
 
@@ -115,6 +118,7 @@ def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.I
                 main_load=max(recent, key=lambda cell: recent[cell].row_steps)[2] if recent else None,
                 curves=curves.get(name, []),
                 choices=choices.get(name, []),
+                measured=subject.gains.get(name),
             )
         )
     return domains

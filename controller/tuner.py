@@ -19,7 +19,7 @@ from controller.offer import offer_of
 from controller.portrait import Arms, Subject, portray
 from controller.recent import Recent
 from controller.settings import ControllerSettings
-from controller.steering import Orders, by_context, pinned
+from controller.steering import Orders, by_context, fixed, pinned
 from controller.store import (
     DEAD_LETTERS,
     KEPT_OF_A_DEAD_FRAME,
@@ -30,6 +30,8 @@ from controller.store import (
     Entry,
     arrival,
 )
+from controller.switchback import State as SwitchbackState
+from controller.switchback import Switchback
 from controller.view import DecisionRecord, PoolView, Switch
 from engine.link.messages import (
     NO_DRAFT,
@@ -40,6 +42,7 @@ from engine.link.messages import (
     Frame,
     Mode,
     Policy,
+    ProbePlan,
     StaticChoice,
     Version,
     decode_frame,
@@ -77,6 +80,7 @@ class _Saved(msgspec.Struct):
     decisions: int
     switches: int
     resets: int = 0  # number of the last reset carried out
+    switchback: SwitchbackState | None = None
 
 
 def pool_spec(descriptions: Iterable[EngineDescription], retired: Sequence[str] = ()) -> PoolSpec | None:
@@ -140,6 +144,7 @@ class Tuner:
         self.unread = False  # the checkpoint it was restored from could not be read
         self._switches: list[Switch] = []  # not yet committed
         self.orders = Orders()
+        self.switchback = Switchback(pool)
         self._resets = 0  # number of the last reset carried out
         self._unlike: str | None = None  # what the log was told last
         self._decisions = 0
@@ -176,6 +181,7 @@ class Tuner:
             tuner._learner = Learner.load(saved.learner, tuner._config, saved.spec)
         tuner._arms = {(domain, regime, load): (draft, k) for domain, regime, load, draft, k in saved.arms}
         tuner._decisions, tuner._switched, tuner._resets = saved.decisions, saved.switches, saved.resets
+        tuner.switchback = Switchback(pool, saved.switchback)
         return tuner
 
     @property
@@ -199,10 +205,11 @@ class Tuner:
         spec = pool_spec(incarnation.describe for incarnation in self.ledger.live())
         return [] if spec is None else [draft.name for draft in spec.drafts]
 
-    def steer(self, orders: Orders) -> None:
-        """Obey these orders from the next decision on."""
+    def steer(self, orders: Orders, now: float) -> None:
+        """Obey these orders from the next decision on. `now`: wall clock, seconds."""
         self.orders = orders
         self._equip(self.ledger.target)
+        self.switchback.obey(orders.measure, self.static, now)
         for reset in orders.resets:
             if reset.number > self._resets:
                 self._resets = reset.number
@@ -259,6 +266,8 @@ class Tuner:
         if taken.verdict != "learned":
             return None
         self._last_frame = arrived
+        account = () if taken.delta is None else taken.delta.account
+        self.switchback.take(frame.incarnation, frame.applied, frame.time, frame.steps, account)
         if frame.applied is not None and frame.applied[0] <= now * 1000 + DAY_MS:
             self.applied = max(frame.applied, self.applied or frame.applied)
         if frame.describe is not None or self._learner is None:
@@ -293,6 +302,9 @@ class Tuner:
         """A policy with this version from everything learned so far, and the checkpoint that belongs to it."""
         self.ledger.sweep(now)
         self._recent.trim(now)
+        if self._last_frame is not None:
+            told = self.switchback.settle(self._last_frame, [incarnation.id for incarnation in self.ledger.live()])
+            self._notes += [] if told is None else [told]
         policy = self._policy(version, now)
         self._warn()
         record = None
@@ -332,6 +344,7 @@ class Tuner:
             decisions=self._decisions,
             switches=self._switched,
             resets=self._resets,
+            switchback=self.switchback.saved(),
         )
         return msgspec.msgpack.encode(saved)
 
@@ -339,7 +352,11 @@ class Tuner:
         if self._learner is None or self._spec is None:
             return None
         pins = self.orders.standing(now)
-        ordered = by_context(pins, [draft.name for draft in self._spec.drafts])
+        drafts = [draft.name for draft in self._spec.drafts]
+        if self.switchback.state.choice[0] not in (NO_DRAFT, *drafts):
+            self.switchback.stop(now)
+        choice = self.switchback.turn(version, now)
+        ordered = by_context(pins, drafts) if choice is None else self._learner.contexts.names
         decision = self._decision = self._learner.decide(now, self._rng, ordered=ordered)
         self._decisions += 1
         self._note_switches(decision)
@@ -350,11 +367,11 @@ class Tuner:
             expires=now + self.settings.policy_seconds,
             static=self._spec.static,
             k_values=list(self._spec.ks),
-            cells=pinned(decision.cells, pins),
+            cells=pinned(decision.cells, pins) if choice is None else fixed(decision.cells, choice),
             mode=self.mode,
             share=self.orders.share,
-            allowance=decision.allowance,
-            probe=decision.probe,
+            allowance=decision.allowance if choice is None else 0,
+            probe=decision.probe if choice is None else ProbePlan(),
             window=self._learner.config.window,
         )
         return encode(policy)
@@ -408,6 +425,8 @@ class Tuner:
             decisions=self._decisions,
             switches=self._switched,
             records=[*([record] if record is not None else []), *self._records],
+            measured=self.switchback.measured(now),
+            gains=self.switchback.gains(),
         )
         return portray(subject, version, policy, now, now + self.settings.policy_seconds)
 

@@ -150,6 +150,27 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The gain as measured by windows in which all requests play a fixed choice (`against`: draft, K), in random order
+    within pairs. `ratio`: of the speeds at which requests are decoded, policy over fixed, with its 90% interval; null
+    before three pairs have counted. `share`: of the time from `since` to `until` that is played fixed: its cost."""
+
+    ratio: Annotated[float | None, Field(examples=[1.42])]
+    low: Annotated[float | None, Field(examples=[1.37])]
+    high: Annotated[float | None, Field(examples=[1.47])]
+    pairs: Annotated[int, Field(description="pairs that counted; those with too few steps in a window do not")]
+    planned: int
+    window_seconds: float
+    share: Probability
+    against: tuple[str, int]
+    since: UnixSeconds
+    until: UnixSeconds
+    running: bool
+    policy_row_seconds: Annotated[float, Field(description="of the pairs that counted, burn-ins left out")]
+    fixed_row_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Domain:
     """One domain and regime: how much it was served, how it is accepted, and what is chosen."""
 
@@ -161,6 +182,7 @@ class Domain:
     main_load: Annotated[int | None, Field(description="the load most of it was served at recently")]
     curves: list[Curve]
     choices: list[Choice]
+    measured: Annotated[Interval | None, Field(description="its own part of the pool's measured gain")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +242,4 @@ class PoolView:
     decisions: int
     switches: int
     records: list[DecisionRecord] = field(default_factory=list)
+    measured: Measured | None = None
