@@ -144,7 +144,15 @@ class Choice:
     k: Annotated[int, Field(examples=[4])]
     probability: Probability
     speedup: Interval
-    reason: Annotated[str, Field(examples=["eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws"])]
+    reason: Annotated[
+        str,
+        Field(
+            examples=[
+                "eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws; K = 5 is 0.8% worse at this load; "
+                "last change 14:05 UTC: acceptance at position 3 fell from 0.71 to 0.58"
+            ]
+        ),
+    ]
     row_steps: Annotated[int, Field(description="served at this load over the pool's life")]
     arms: list[Arm]
 

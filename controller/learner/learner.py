@@ -175,6 +175,9 @@ class Learner:
             tables=tables,
             played=self.played.copy(),
             worth=self._worth([one.gain for one in done], mix, prices.loads.steps),
+            belief=belief,
+            mix=mix,
+            rows=prices.loads.rows,
         )
 
     def forget(self, domain: str | None, draft: str | None) -> None:

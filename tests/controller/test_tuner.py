@@ -254,6 +254,7 @@ def test_a_checkpoint_holds_no_more_than_msgpack() -> None:
     tuner = Tuner("p", SETTINGS)
     assert set(msgspec.msgpack.decode(tuner.dump())) == {
         "schema", "ledger", "learner", "spec", "arms", "decisions", "switches", "resets", "switchback",
+        "causes",
     }  # fmt: skip
 
 
