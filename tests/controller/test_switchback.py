@@ -143,7 +143,10 @@ class Pool:
         self.describe = EngineDescription(
             "test", "smol", "cpu", [DraftInfo("ngram", "ngram", 2)], [0, 2], StaticChoice(), max_batch=2, switches=True
         )
-        self.tuner = Tuner("p", ControllerSettings(draws=32, seed=seed, decide_seconds=10, policy_seconds=60))
+        self.tuner = Tuner(
+            f"p{seed}",  # the order of windows is drawn from it
+            ControllerSettings(draws=32, seed=seed, decide_seconds=10, policy_seconds=60),
+        )
         self.counters = Counters()
         self.chooser = Chooser(
             self.describe, clock=lambda: self.now, rng=random.Random(seed + 100), switch=self.counters.switch
@@ -209,7 +212,7 @@ class Pool:
     def restart(self) -> None:
         state = self.tuner.dump()
         orders, last = self.tuner.orders, self.tuner.last_id
-        self.tuner = Tuner.restore("p", self.tuner.settings, Checkpoint(state, last, (5, self.n), self.now))
+        self.tuner = Tuner.restore(self.tuner.pool, self.tuner.settings, Checkpoint(state, last, (5, self.n), self.now))
         self.tuner.steer(orders, self.now)
 
     def measure(self, minutes: float, windows: int) -> None:
