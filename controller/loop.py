@@ -229,7 +229,7 @@ class PoolLoop:
             # Somebody else's writing: what was in force stays.
             log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)  # noqa: TRY400
             return False
-        await self._work(tuner.steer, orders)
+        await self._work(tuner.steer, orders, self._clock())
         self.feed.put("order", msgspec.json.encode({"revision": orders.revision}))
         return tuner.ready
 

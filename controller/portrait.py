@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from controller import view
+from controller.causes import Causes
 from controller.learner.config import PoolSpec
 from controller.learner.decision import Arm, Decision
 from controller.learner.estimates import CurvePoint, Estimates
@@ -33,6 +34,9 @@ class Subject(NamedTuple):
     decisions: int
     switches: int
     records: list[view.DecisionRecord]
+    measured: view.Measured | None
+    gains: Mapping[tuple[str, str], view.Interval]
+    causes: Causes
 
 
 def portray(
@@ -61,10 +65,11 @@ def portray(
         traffic=pool_traffic(subject.recent, cells, known),
         disagreement=ledger.disagreement(),
         engines=[_engine(incarnation) for incarnation in ledger.incarnations.values()],
-        domains=_domains(subject, cells, known),
+        domains=_domains(subject, cells, known, now),
         decisions=subject.decisions,
         switches=subject.switches,
         records=subject.records,
+        measured=subject.measured,
     )
 
 
@@ -93,7 +98,9 @@ def _engine(incarnation: Incarnation) -> view.Engine:
     )
 
 
-def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval]) -> list[view.Domain]:
+def _domains(
+    subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval], now: float
+) -> list[view.Domain]:
     """Every (domain, regime) that was ever served, most served first."""
     served: dict[tuple[str, str], dict[int, Sums]] = defaultdict(dict)
     for cell in subject.ledger.totals.values():
@@ -101,7 +108,7 @@ def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.I
             loads = served[cell.domain, cell.regime]
             loads[cell.load] = loads.get(cell.load, Sums()).plus(cell)
     curves = _curves(subject)
-    choices = _choices(subject.decision, served)
+    choices = _choices(subject.decision, served, subject.causes, now)
     domains = []
     for name, loads in sorted(served.items(), key=lambda item: -sum(s.row_steps for s in item[1].values())):
         recent = {cell: sums for cell, sums in cells.items() if cell[:2] == name}
@@ -115,6 +122,7 @@ def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.I
                 main_load=max(recent, key=lambda cell: recent[cell].row_steps)[2] if recent else None,
                 curves=curves.get(name, []),
                 choices=choices.get(name, []),
+                measured=subject.gains.get(name),
             )
         )
     return domains
@@ -145,7 +153,7 @@ def _curves(subject: Subject) -> dict[tuple[str, str], list[view.Curve]]:
 
 
 def _choices(
-    decision: Decision | None, served: dict[tuple[str, str], dict[int, Sums]]
+    decision: Decision | None, served: dict[tuple[str, str], dict[int, Sums]], causes: Causes, now: float
 ) -> dict[tuple[str, str], list[view.Choice]]:
     if decision is None:
         return {}
@@ -172,7 +180,7 @@ def _choices(
         ]
         top = table[0]  # `arms` gives the most probable one first
         steps = served[domain, regime].get(load, Sums()).row_steps
-        reason = reasons[domain, regime, load]
+        reason = causes.tell((domain, regime, load), reasons[domain, regime, load], now)
         choices[domain, regime].append(
             view.Choice(load, top.draft, top.k, top.probability, top.speedup, reason, steps, table)
         )

@@ -144,9 +144,38 @@ class Choice:
     k: Annotated[int, Field(examples=[4])]
     probability: Probability
     speedup: Interval
-    reason: Annotated[str, Field(examples=["eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws"])]
+    reason: Annotated[
+        str,
+        Field(
+            examples=[
+                "eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws; K = 5 is 0.8% worse at this load; "
+                "last change 14:05 UTC: acceptance at position 3 fell from 0.71 to 0.58"
+            ]
+        ),
+    ]
     row_steps: Annotated[int, Field(description="served at this load over the pool's life")]
     arms: list[Arm]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The gain as measured by windows in which all requests play a fixed choice (`against`: draft, K), in random order
+    within pairs. `ratio`: of the speeds at which requests are decoded, policy over fixed, with its 90% interval; null
+    before three pairs have counted. `share`: of the time from `since` to `until` that is played fixed: its cost."""
+
+    ratio: Annotated[float | None, Field(examples=[1.42])]
+    low: Annotated[float | None, Field(examples=[1.37])]
+    high: Annotated[float | None, Field(examples=[1.47])]
+    pairs: Annotated[int, Field(description="pairs that counted; those with too few steps in a window do not")]
+    planned: int
+    window_seconds: float
+    share: Probability
+    against: tuple[str, int]
+    since: UnixSeconds
+    until: UnixSeconds
+    running: bool
+    policy_row_seconds: Annotated[float, Field(description="of the pairs that counted, burn-ins left out")]
+    fixed_row_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +190,7 @@ class Domain:
     main_load: Annotated[int | None, Field(description="the load most of it was served at recently")]
     curves: list[Curve]
     choices: list[Choice]
+    measured: Annotated[Interval | None, Field(description="its own part of the pool's measured gain")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +250,4 @@ class PoolView:
     decisions: int
     switches: int
     records: list[DecisionRecord] = field(default_factory=list)
+    measured: Measured | None = None

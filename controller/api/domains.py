@@ -35,6 +35,7 @@ class DomainSummary:
     recent: Traffic
     now: Annotated[LoadChoice | None, Field(description="the choice at the load most of it was served at recently")]
     choices: list[LoadChoice]
+    measured: Annotated[Interval | None, Field(description="its own part of the pool's measured gain")] = None
 
 
 @router.get("", responses=documented(404, 503))
@@ -44,7 +45,7 @@ async def list_domains(view: ViewOf) -> list[DomainSummary]:
     for d in view.domains:
         choices = [LoadChoice(c.load, c.draft, c.k, c.probability, c.speedup) for c in d.choices]
         now = next((choice for choice in choices if choice.load == d.main_load), None)
-        summaries.append(DomainSummary(d.domain, d.regime, d.tokens, d.row_steps, d.recent, now, choices))
+        summaries.append(DomainSummary(d.domain, d.regime, d.tokens, d.row_steps, d.recent, now, choices, d.measured))
     return summaries
 
 

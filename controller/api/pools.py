@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
 from controller.loop import PoolLoop
-from controller.view import Draft, Evidence, Frames, PolicyVersion, PoolTraffic, UnixSeconds
+from controller.view import Draft, Evidence, Frames, Measured, PolicyVersion, PoolTraffic, UnixSeconds
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
@@ -51,6 +51,7 @@ class PoolSummary:
     decisions: int | None = None
     switches: int | None = None
     changes: int | None = None
+    measured_gain: Measured | None = None
 
 
 def summary(loop: PoolLoop) -> PoolSummary:
@@ -82,6 +83,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         decisions=view.decisions,
         switches=view.switches,
         changes=view.changes,
+        measured_gain=view.measured,
     )
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Response
@@ -14,6 +14,7 @@ from controller.api.access import AdminOf, LoopOf
 from controller.api.problems import ProblemError, documented
 from controller.audit import Act
 from controller.loop import PoolLoop
+from controller.steering import Measure as Measurement
 from controller.steering import OrderError, Orders, Pin
 from controller.store import UNAVAILABLE
 from controller.tuner import Tuner
@@ -61,6 +62,17 @@ class ResetOrder(Body):
     why: Why = ""
 
 
+class MeasureOrder(Body):
+    """Measure the gain: `windows` windows, two a pair, over `minutes`. `share`: of that time in which everything plays
+    the fixed choice, which is what it costs; `against`: that choice, the static one or no speculation."""
+
+    minutes: Annotated[float, Field(gt=0, le=steering.MAX_MINUTES, examples=[10.0])]
+    windows: Annotated[int, Field(ge=6, le=20_000, examples=[20])] = 20
+    share: Annotated[float, Field(gt=0, le=0.5)] = 0.5
+    against: Literal["static", "none"] = "static"
+    why: Why = ""
+
+
 class DraftOrder(Body):
     """Whether policies leave the draft out."""
 
@@ -83,6 +95,20 @@ class PinView:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureView:
+    """A measurement that runs. Its result is `measured_gain` of the pool."""
+
+    since: UnixSeconds
+    until: UnixSeconds
+    windows: int
+    window_seconds: float
+    share: float
+    against: str
+    why: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class OrdersView:
     """What is ordered. `mode` null: nobody has, and the controller's setting is in force."""
 
@@ -91,12 +117,17 @@ class OrdersView:
     share: float
     pins: list[PinView]
     retired: list[str]
+    measure: MeasureView | None = None
 
 
 def shown(orders: Orders, now: float) -> OrdersView:
     """Orders for people, pins that have run out left out."""
     pins = [PinView(p.domain, p.draft, p.k, p.regime, p.until, p.note, p.by, p.at) for p in orders.standing(now)]
-    return OrdersView(orders.revision, orders.mode, orders.share, pins, list(orders.retired))
+    m = orders.measure
+    measure = None
+    if m is not None and m.until > now:
+        measure = MeasureView(m.at, m.until, m.windows, m.window, m.share, m.against, m.note, m.by)
+    return OrdersView(orders.revision, orders.mode, orders.share, pins, list(orders.retired), measure)
 
 
 async def read(loop: PoolLoop) -> Orders:
@@ -223,6 +254,40 @@ async def reset(
         loop, who, "reset " + ", ".join(names), body.why, if_match,
         lambda orders, _, __: steering.with_reset(orders, body.domain, body.draft),
     )  # fmt: skip
+    return _answer(response, made)
+
+
+@router.put("/measure", responses=_STATUSES)
+async def measure(
+    loop: LoopOf, who: AdminOf, body: MeasureOrder, response: Response, if_match: IfMatch = None
+) -> OrdersView:
+    """Measure what the policy gains over a fixed choice, by windows of time under either."""
+
+    def order(orders: Orders, tuner: Tuner, now: float) -> Orders:
+        made = Measurement(0, now, body.minutes, body.windows, body.share, body.against, who, body.why)
+        shortest = max(steering.SHORTEST_WINDOW, 10 * tuner.settings.decide_seconds)
+        return steering.with_measure(orders, made, tuner.mode, tuner.static, tuner.spec, shortest)
+
+    against = "the static choice" if body.against == "static" else "no speculation"
+    what = (
+        f"measure the gain over {against}: {body.minutes:g} minutes in {body.windows} windows, {body.share:.1%} of the "
+        "time without the policy"
+    )
+    return _answer(response, await change(loop, who, what, body.why, if_match, order))
+
+
+@router.delete("/measure", responses=_STATUSES)
+async def stop_measuring(
+    loop: LoopOf,
+    who: AdminOf,
+    response: Response,
+    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    if_match: IfMatch = None,
+) -> OrdersView:
+    """End the measurement; what is complete counts."""
+    made = await change(
+        loop, who, "stop measuring", why, if_match, lambda orders, _, now: steering.without_measure(orders, now)
+    )
     return _answer(response, made)
 
 

@@ -1,5 +1,6 @@
 """Pools and domains as tables for a terminal."""
 
+import time
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -8,7 +9,7 @@ from rich.text import Text
 
 from controller.api.domains import DomainSummary
 from controller.api.pools import PoolSummary
-from controller.view import Domain, Interval
+from controller.view import Domain, Interval, Measured
 
 
 def ratio(value: Interval | None) -> str:
@@ -18,6 +19,26 @@ def ratio(value: Interval | None) -> str:
     ('1.52x (1.47-1.57)', '-')
     """
     return "-" if value is None else f"{value.value:.2f}x ({value.low:.2f}-{value.high:.2f})"
+
+
+def measured_line(found: Measured) -> str:
+    """The measured gain in one line.
+
+    >>> done = Measured(1.42, 1.37, 1.47, 19, 20, 30.0, 0.5, ("ngram", 2), 0.0, 1200.0, False, 500.0, 510.0)
+    >>> measured_line(done)
+    'measured by switching: 1.42x ngram at K = 2 (1.37-1.47), 19 of 20 pairs of 30 s windows, till 1970-01-01 00:20 UTC'
+    """
+    draft, k = found.against
+    fixed = "no speculation" if draft == "none" else f"{draft} at K = {k}"
+    gain = "no interval yet"
+    if found.ratio is not None and found.low is not None and found.high is not None:
+        gain = f"{found.ratio:.2f}x {fixed} ({found.low:.2f}-{found.high:.2f})"
+    until = time.strftime("till %Y-%m-%d %H:%M UTC", time.gmtime(found.until))
+    cost = f", {found.share:.0%} of the time at {fixed}" if found.running else ""
+    verb = "measuring" if found.running else "measured by switching"
+    return (
+        f"{verb}: {gain}, {found.pairs} of {found.planned} pairs of {found.window_seconds:.0f} s windows, {until}{cost}"
+    )
 
 
 def pool_table(summary: PoolSummary, domains: list[DomainSummary], now: float) -> RenderableType:
@@ -33,6 +54,8 @@ def pool_table(summary: PoolSummary, domains: list[DomainSummary], now: float) -
         f"frames {summary.frames.lag_seconds:.1f} s behind",
     )  # fmt: skip
     lines: list[RenderableType] = [head]
+    if summary.measured_gain is not None:
+        lines.append(Text(measured_line(summary.measured_gain)))
     if summary.problem:
         lines.append(Text(summary.problem, style="red"))
     elif summary.catching_up:
@@ -68,6 +91,8 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
     for choice in domain.choices:
         mark = " (most of it now)" if choice.load == domain.main_load else ""
         yield Text(f"  load {choice.load}{mark}: {choice.reason}")
+    if domain.measured is not None:
+        yield Text(f"  measured by switching (akc status says against what): {ratio(domain.measured)}")
     for curve in domain.curves:
         table = Table(box=None, pad_edge=False, title=f"{curve.draft}, worth {curve.effective_n:.0f} observations",
                       title_justify="left")  # fmt: skip

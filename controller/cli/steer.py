@@ -1,4 +1,4 @@
-"""`akc status`, `explain`, `watch`, `mode`, `pin`, `unpin`, `reset`, `draft`: seeing and steering from a shell.
+"""`akc status`, `explain`, `watch`, `mode`, `pin`, `unpin`, `reset`, `draft`, `measure`: see and steer from a shell.
 
 Exit codes: 0 done; 1 the controller cannot be reached or failed; 2 bad input; 3 not allowed; 4 (`status`) something is
 wrong with a pool.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,7 +30,7 @@ EXIT = {401: 3, 403: 3, 404: 2, 409: 1, 412: 1, 413: 2, 422: 2}
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `akc`."""
-    for command in (status, explain, watch, mode, pin, unpin, reset, draft):
+    for command in (status, explain, watch, mode, pin, unpin, reset, draft, measure):
         app.command()(command)
 
 
@@ -166,6 +166,13 @@ def _ordered(url: str, token: str | None, pool: str | None, json: bool, order: "
         typer.echo(f"  {one.domain}{regime} pinned to {one.draft} at K = {one.k}{until}, by {one.by}")
     if orders.retired:
         typer.echo(f"  retired drafts: {', '.join(orders.retired)}")
+    if orders.measure is not None:
+        m = orders.measure
+        until = time.strftime("%H:%M:%S", time.localtime(m.until))
+        fixed = "no speculation" if m.against == "none" else "the static choice"
+        typer.echo(
+            f"  measuring until {until} in windows of {m.window_seconds:.0f} s, {m.share:.1%} of the time at {fixed}"
+        )
 
 
 def mode(
@@ -252,3 +259,30 @@ def draft(
 ) -> None:
     """Retire a draft, or bring it back. Example: akc draft small --retire"""
     _ordered(url, token, pool, json, lambda client, name: client.retire(name, draft, back, why))
+
+
+def measure(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 10.0,
+    windows: Annotated[int, typer.Option(min=6, help="Windows, two a pair.")] = 20,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Of that time under the fixed choice: the cost.")
+    ] = 0.5,
+    against: Annotated[str, typer.Option(help="static, or none: no speculation.")] = "static",
+    stop: Annotated[bool, typer.Option("--stop", help="End what is being measured.")] = False,
+    url: Url = HERE,
+    token: Token = None,
+    pool: PoolOf = None,
+    why: Why = "",
+    json: Json = False,
+) -> None:
+    """Measure the gain by windows under the policy and under a fixed choice. Example: akc measure --minutes 20"""
+    if against not in ("static", "none"):
+        raise _bad(f"against is {against!r}; allowed: static, none")
+    fixed: Literal["static", "none"] = "none" if against == "none" else "static"
+    if stop:
+        _ordered(url, token, pool, json, lambda client, name: client.stop_measuring(name, why))
+        return
+    _ordered(
+        url, token, pool, json,
+        lambda client, name: client.measure(name, minutes, windows, share=share, against=fixed, why=why),
+    )  # fmt: skip

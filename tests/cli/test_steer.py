@@ -106,6 +106,15 @@ def test_mode_reset_and_drafts(url: str) -> None:
     akc(url, "mode", "on")
 
 
+def test_measure_and_stop(url: str) -> None:
+    code, text = akc(url, "measure", "--minutes", "10", "--share", "0.25", "--why", "first day")
+    assert (code, "in windows of 15 s, 25.0% of the time at the static choice" in text) == (0, True)
+    assert "measuring: no interval yet, 0 of 10 pairs of 15 s windows" in akc(url, "status")[1]
+    assert akc(url, "measure", "--stop", "--json")[0] == 0
+    assert "nothing is being measured" in akc(url, "measure", "--stop")[1]
+    assert akc(url, "measure", "--against", "luck")[0] == 2
+
+
 def test_who_may_not_is_told_so_with_a_code_of_its_own(url: str) -> None:
     code, text = akc(url, "mode", "off", token=None)
     assert (code, "Give a token" in text) == (3, True)

@@ -93,7 +93,14 @@ function hero(summary) {
   const speedup = summary.traffic?.speedup;
   return card("hero", "Speedup over no speculation, last minute",
     h("div", { class: `big ${speedup && speedup.high < 1 ? "loses" : ""}`, id: "speedup" }, speedup ? `${speedup.value.toFixed(2)}×` : "–"),
-    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"));
+    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"),
+    summary.measured_gain ? h("p", { class: "quiet", id: "measured" }, measured(summary.measured_gain)) : "");
+}
+
+function measured(gain) {
+  const fixed = gain.against[0] === "none" ? "no speculation" : `${gain.against[0]} at K = ${gain.against[1]}`;
+  const found = gain.ratio === null ? "no interval yet" : `${gain.ratio.toFixed(2)}× ${fixed} (${gain.low.toFixed(2)} to ${gain.high.toFixed(2)})`;
+  return `${gain.running ? `Measuring until ${day(gain.until)}, ${Math.round(100 * gain.share)}% of the time at ${fixed}` : `Measured by switching until ${day(gain.until)}`}: ${found}, ${gain.pairs} of ${gain.planned} pairs`;
 }
 
 function facts(summary, orders, steer) {
