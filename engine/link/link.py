@@ -191,6 +191,8 @@ class Link:
             "breaker_by_load": {} if self._breaker is None else self._breaker.status(),
             "frames": {"delivered": self.reporter.delivered, "failed": self.reporter.failed},
             "steps": self.counters.steps,
+            "unreported": self.reporter.unreported,
+            "pending": self.counters.waiting,
             "running": self._running,
             "lost": self._lost + self.counters.lost,
             "refused": self._refused,
@@ -204,6 +206,7 @@ class Link:
             max(0, self._running),
             self._waiting,
             self._lost + self.counters.lost,
+            None if self._broken else self._chooser.age,
         )
 
     def _refuse(self, error: ImpossibleStepError) -> None:

@@ -30,6 +30,7 @@ class Live(NamedTuple):
     running: int
     waiting: int
     lost: int
+    policy_age: float | None = None
 
 
 class Reporter:
@@ -64,10 +65,16 @@ class Reporter:
         self._started = time.monotonic()
         self._seq = 0
         self._reported = 0  # steps in the last frame
+        self._delivered_steps = 0  # steps in the last frame that was delivered
         self._since = 0
         self._until_full = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="akc-reporter", daemon=True)
+
+    @property
+    def unreported(self) -> int:
+        """Steps that no delivered frame holds yet: what would be lost if the engine died now."""
+        return max(0, self._counters.steps - self._delivered_steps)
 
     def start(self) -> None:
         """Begin to report."""
@@ -108,6 +115,7 @@ class Reporter:
             cost=snapshot.cost,
             account=snapshot.account,
             final=final,
+            policy_age=live.policy_age,
         )
         return frame, snapshot.generation
 
@@ -152,6 +160,7 @@ class Reporter:
             return False
         self._since = generation
         self._until_full = self._settings.full_every - 1 if frame.full else self._until_full - 1
+        self._delivered_steps = frame.steps
         self.delivered += 1
         self._backoff.success()
         if not self.connected:

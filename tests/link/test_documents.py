@@ -93,6 +93,8 @@ def test_the_example_frame_obeys_the_counting_rules(examples: tuple[Frame, Polic
     for cell in frame.acceptance:
         assert all(a <= s for s, a in zip(cell.seen, cell.accepted, strict=True))
         assert all(s <= a for s, a in zip(cell.seen[1:], cell.accepted, strict=False))
+        assert all(s <= d for s, d in zip(cell.seen, cell.drafted, strict=True))
+    assert sum(sum(c.drafted) for c in frame.acceptance) == frame.cost[0].sx[3]  # tokens drafted
     # Every row of every step emits one token more than it accepted.
     assert frame.account[0].tokens == frame.account[0].row_steps + sum(sum(c.accepted) for c in frame.acceptance)
     assert frame.account[0].row_seconds == pytest.approx(2 * frame.cost[0].seconds)
