@@ -49,7 +49,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         supervisor = Supervisor(settings)
         app.state.supervisor = supervisor
-        app.state.registry = registry(supervisor)
+        app.state.registry = registry(supervisor, _version())
         serving = asyncio.create_task(supervisor.run(), name="supervisor")
         try:
             yield

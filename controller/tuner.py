@@ -406,6 +406,7 @@ class Tuner:
             decisions=self._decisions,
             switches=self._switched,
             records=[*([record] if record is not None else []), *self._records],
+            gate=None if self._learner is None else self._learner.gate,
         )
         return portray(subject, version, policy, now, now + self.settings.policy_seconds)
 
