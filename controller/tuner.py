@@ -318,7 +318,8 @@ class Tuner:
         """Log once that engines are unlike, and once that they are alike again."""
         unlike = self.ledger.disagreement()
         if unlike != self._unlike:
-            log.warning("pool %s: %s", self.pool, unlike or "its engines are alike again")
+            said = unlike or "its engines are alike again"
+            log.warning("pool %s: %s", self.pool, said, extra={"pool": self.pool})
             self._unlike = unlike
 
     def dump(self) -> bytes:
