@@ -18,8 +18,8 @@ from engine.link.messages import (
     histogram_seconds,
 )
 
-# Bounds of step seconds, half octaves from 2 ms to 4.2 s: edges of the wire's buckets, so that none is split.
-_FIRST, _LAST = 11 * HISTOGRAM_PER_OCTAVE, 22 * HISTOGRAM_PER_OCTAVE
+# Bounds of step seconds, half octaves from 1 ms to 4.2 s: edges of the wire's buckets, so that none is split.
+_FIRST, _LAST = 10 * HISTOGRAM_PER_OCTAVE, 22 * HISTOGRAM_PER_OCTAVE
 _EDGES = range(_FIRST, _LAST + 1, HISTOGRAM_PER_OCTAVE // 2)
 STEP_BOUNDS = tuple(histogram_seconds(edge) for edge in _EDGES)
 
