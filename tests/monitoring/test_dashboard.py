@@ -104,7 +104,9 @@ def test_the_compose_file_hands_prometheus_and_grafana_these_files() -> None:
     compose = (ROOT / "docker-compose.yml").read_text("utf-8")
     for source in re.findall(r"\./(docs/monitoring[\w./]*)", compose):
         assert (ROOT / source).exists(), source
-    assert 'profiles: ["monitoring"]' in compose
+    services = re.split(r"^  (?=\w+:$)", compose.partition("\nservices:\n")[2].partition("\nvolumes:\n")[0], flags=re.M)
+    extra = {text.partition(":")[0] for text in services if 'profiles: ["monitoring"]' in text}
+    assert extra == {"prometheus", "grafana"}  # without the profile `docker compose up` starts what it always did
     source = re.search(r"url: (\S+)", (FOLDER / "datasource.yml").read_text("utf-8"))
     assert source is not None
     assert source[1] == "http://prometheus:9090"
