@@ -34,6 +34,7 @@ from controller.metrics import registry
 from controller.settings import ControllerSettings
 from controller.supervisor import Supervisor
 from controller.tokens import Tokens, create
+from engine.link.logs import configure, uvicorn_log
 
 log = logging.getLogger("controller")
 
@@ -49,7 +50,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         supervisor = Supervisor(settings)
         app.state.supervisor = supervisor
-        app.state.registry = registry(supervisor)
+        app.state.registry = registry(supervisor, _version())
         serving = asyncio.create_task(supervisor.run(), name="supervisor")
         try:
             yield
@@ -92,8 +93,7 @@ def _tokens(settings: ControllerSettings) -> Tokens:
 
 def run(settings: ControllerSettings) -> None:
     """Serve until SIGINT or SIGTERM, then write the last checkpoints, release the leases and return."""
-    level = settings.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.log_level, settings.log_format)
     host = settings.host
     if not is_loopback(host) and settings.tokens_file is None:
         log.warning("no tokens_file: listening on 127.0.0.1 instead of %s, where everybody could steer", host)
@@ -107,6 +107,7 @@ def run(settings: ControllerSettings) -> None:
         access_log=False,
         timeout_graceful_shutdown=5,
         server_header=False,
+        **uvicorn_log(settings.log_format),
     )
     _Server(config, app).run()
 

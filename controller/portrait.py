@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from controller import view
@@ -10,9 +11,14 @@ from controller.learner.config import PoolSpec
 from controller.learner.decision import Arm, Decision
 from controller.learner.estimates import CurvePoint, Estimates
 from controller.learner.evidence import FEEDING
+from controller.learner.gate import Gate
 from controller.ledger import Incarnation, Ledger
 from controller.recent import Cell, Recent, Sums, pool_traffic, speedups, traffic
+from controller.reported import Reported
+from controller.reported import Sums as Counted
 from engine.link.messages import AcceptanceCell, AccountCell, Version
+
+REPORTED = 64  # engines whose sums are kept in view
 
 Arms = dict[Cell, tuple[str, int]]
 
@@ -37,6 +43,7 @@ class Subject(NamedTuple):
     measured: view.Measured | None
     gains: Mapping[tuple[str, str], view.Interval]
     causes: Causes
+    gate: Gate | None = None
 
 
 def portray(
@@ -70,7 +77,49 @@ def portray(
         switches=subject.switches,
         records=subject.records,
         measured=subject.measured,
+        gate=_gate(subject),
+        counts=_counts(ledger),
+        reported=_reported(ledger),
     )
+
+
+def _gate(subject: Subject) -> view.Gate | None:
+    gate, decision = subject.gate, subject.decision
+    if gate is None or decision is None:
+        return None
+    rows = zip(decision.contexts, gate.reserve.tolist(), gate.closed.tolist(), strict=False)
+    contexts = [view.Reserve(domain, regime, steps, closed) for (domain, regime), steps, closed in rows]
+    return view.Gate(gate.budget, gate.pool_reserve, gate.pool_closed, contexts)
+
+
+def _reported(ledger: Ledger) -> list[Reported]:
+    """What live engines reported, in the order they came, `REPORTED` of them."""
+    rows = []
+    for one in islice(ledger.live(), REPORTED):
+        in_force = one.applied is not None
+        rows.append(
+            Reported(
+                engine=one.engine,
+                seen=one.seen,
+                breaker=one.breaker,
+                running=one.running,
+                waiting=one.waiting,
+                steps=one.steps,
+                lost=one.lost,
+                missed=one.missed,
+                in_force=in_force,
+                policy_age=one.policy_age if in_force else None,
+                sums=ledger.sums[one.id].copy(),
+            )
+        )
+    return rows
+
+
+def _counts(ledger: Ledger) -> dict[tuple[str, str], Counted]:
+    counts: dict[tuple[str, str], Counted] = defaultdict(Counted)
+    for cell in ledger.totals.values():
+        counts[cell.domain, cell.regime].add(cell)
+    return dict(counts)
 
 
 def _drafts(subject: Subject) -> list[view.Draft]:

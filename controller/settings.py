@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from engine.link.logs import LogFormat
 from engine.link.messages import Mode
 from engine.link.settings import SettingsError
 
@@ -54,6 +55,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     draws: Annotated[int, msgspec.Meta(ge=32, le=8192)] = 256
     seed: int | None = None
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         least = 3 * self.decide_seconds

@@ -55,11 +55,16 @@ class Supervisor:
             return
         if not POOL_NAME.fullmatch(pool):
             self._refused.add(pool)
-            log.error("pool %r is not served: its name is not 1-64 letters, digits, '.', '_' or '-'", pool)
+            log.error(
+                "pool %r is not served: its name is not 1-64 letters, digits, '.', '_' or '-'",
+                pool,
+                extra={"pool": pool},
+            )
             return
         if len(self.pools) >= self.settings.max_pools:
             self._refused.add(pool)
-            log.error("pool %s is not served: max_pools is %d", pool, self.settings.max_pools)
+            most = self.settings.max_pools
+            log.error("pool %s is not served: max_pools is %d", pool, most, extra={"pool": pool})
             return
         store = PoolStore(self.client, pool, lease_seconds=self.settings.lease_seconds)
         self.pools[pool] = PoolLoop(store, self.settings)

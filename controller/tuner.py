@@ -340,7 +340,8 @@ class Tuner:
         """Log once that engines are unlike, and once that they are alike again."""
         unlike = self.ledger.disagreement()
         if unlike != self._unlike:
-            log.warning("pool %s: %s", self.pool, unlike or "its engines are alike again")
+            said = unlike or "its engines are alike again"
+            log.warning("pool %s: %s", self.pool, said, extra={"pool": self.pool})
             self._unlike = unlike
 
     def dump(self) -> bytes:
@@ -449,6 +450,7 @@ class Tuner:
             measured=self.switchback.measured(now),
             gains=self.switchback.gains(),
             causes=self.causes,
+            gate=None if self._learner is None else self._learner.gate,
         )
         return portray(subject, version, policy, now, now + self.settings.policy_seconds)
 

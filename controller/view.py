@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from controller.reported import Reported, Sums
+
 Probability = Annotated[float, Field(ge=0, le=1, examples=[0.83])]
 UnixSeconds = Annotated[float, Field(description="Unix time, seconds", examples=[1764000000.0])]
 PolicyVersion = Annotated[tuple[int, int], Field(description="(epoch, n), ordered", examples=[(1764000000000, 42)])]
@@ -227,8 +229,31 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserve:
+    """What a context may still lose by exploring, in steps; `closed`: only arms whose gain is sure are played."""
+
+    domain: DomainName
+    regime: RegimeName
+    steps: float
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The safety gate of a pool: its own reserve, at most `budget` steps, and those of its contexts."""
+
+    budget: float
+    steps: float
+    closed: bool
+    contexts: list[Reserve]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
-    """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how."""
+    """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how.
+
+    `counts`: sums of the pool's whole life by (domain, regime); `reported`: of live engines, as far as metrics go.
+    """
 
     pool: str
     time: UnixSeconds
@@ -251,3 +276,6 @@ class PoolView:
     switches: int
     records: list[DecisionRecord] = field(default_factory=list)
     measured: Measured | None = None
+    gate: Gate | None = None
+    counts: dict[tuple[str, str], Sums] = field(default_factory=dict)
+    reported: list[Reported] = field(default_factory=list)

@@ -40,6 +40,6 @@ async def readyz(supervisor: SupervisorOf) -> Health:
 
 
 @measured.get("/metrics", response_class=Response, include_in_schema=False)
-async def metrics(request: Request) -> Response:
-    """Prometheus exposition."""
+def metrics(request: Request) -> Response:
+    """Prometheus exposition. Made in a thread: with many engines it takes longer than others should wait."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

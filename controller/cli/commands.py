@@ -25,6 +25,7 @@ steer.register(app)
 route.register(app)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
+LogFormat = Annotated[str | None, typer.Option(help=r"Of log lines: text or json \[text]")]
 RedisUrl = Annotated[str | None, typer.Option(help=r"redis://, rediss:// or unix:// \[env: REDIS_URL]")]
 
 
@@ -77,6 +78,7 @@ def controller(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on [8080]")] = None,
     log_level: Annotated[str | None, typer.Option(help="critical, error, warning, info or debug")] = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run the controller: learn from frames, decide, publish, answer questions. Example: akc controller --port 8080"""
     # Its matrices are small: a second thread would only spin, and take a core from an engine beside it.
@@ -85,6 +87,7 @@ def controller(
     from controller.settings import ControllerSettings
 
     flags = {"redis_url": redis_url, "pools": pools, "host": host, "port": port, "log_level": log_level}
+    flags |= {"log_format": log_format}
     run(_settings(ControllerSettings, config, flags))
 
 
@@ -107,6 +110,7 @@ def engine(
     static_k: Annotated[int | None, typer.Option(help="K while there is no policy [0]")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write one JSON line per request into this folder.")] = None,
     offline: Annotated[bool | None, typer.Option(help="No Redis: the static draft and K only.")] = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Serve a model with the torch engine, OpenAI-compatible. Example: akc engine --draft ngram --port 8000"""
     # OpenMP reads this when torch is loaded. Threads that spin between kernels are quickest on cores of their own; here
@@ -119,6 +123,7 @@ def engine(
         "redis_url": redis_url, "target": target, "drafts": draft, "pool": pool, "host": host, "port": port,
         "max_batch": max_batch, "max_len": max_len, "dtype": dtype, "threads": threads, "static_draft": static_draft,
         "static_k": static_k, "trace_dir": None if trace is None else str(trace), "offline": offline,
+        "log_format": log_format,
     }  # fmt: skip
     run(_settings(EngineSettings, config, flags))
 

@@ -123,7 +123,7 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     _log.info(
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
         settings.pool, settings.engine_id, ", ".join(one.name for one in described.drafts) or "none",
-        described.k_values, described.static.k,
+        described.k_values, described.static.k, extra={"pool": settings.pool, "engine": settings.engine_id},
     )  # fmt: skip
     looked_up = by_batch(table) if table else None
     return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places)
