@@ -109,7 +109,9 @@ def test_mode_reset_and_drafts(url: str) -> None:
 def test_measure_and_stop(url: str) -> None:
     code, text = akc(url, "measure", "--minutes", "10", "--share", "0.25", "--why", "first day")
     assert (code, "in windows of 15 s, 25.0% of the time at the static choice" in text) == (0, True)
-    assert "measuring: no interval yet, 0 of 10 pairs of 15 s windows" in akc(url, "status")[1]
+    said, deadline = "measuring: no interval yet, 0 of 10 pairs of 15 s windows", time.monotonic() + 30
+    while said not in (shown := akc(url, "status")[1]):  # shown with the next decision
+        assert time.monotonic() < deadline, shown
     assert akc(url, "measure", "--stop", "--json")[0] == 0
     assert "nothing is being measured" in akc(url, "measure", "--stop")[1]
     assert akc(url, "measure", "--against", "luck")[0] == 2
