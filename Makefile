@@ -8,7 +8,7 @@ TORCH  := torch==2.13.0
 # Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-vllm test-browser test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm lock clean help
+.PHONY: demo test test-slow test-vllm test-browser test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-vllm     the vLLM plug-in on a real vLLM (VLLM_PYTHON=a python that has one)"
 	@echo "make test-browser  the dashboard in a real Chromium"
 	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
+	@echo "make reference     write the tables of docs/reference that come from the code"
 	@echo "make lock          resolve the lock file anew"
 
 $(VENV)/.installed: requirements/lock.txt pyproject.toml
@@ -89,6 +90,10 @@ bench-vllm: models
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m slow -p no:cacheprovider
+
+# The tables that documents take from the code.
+reference: setup
+	$(BIN)/python -m controller.api.reference
 
 lock: setup
 	UV=$(BIN)/uv requirements/lock.sh

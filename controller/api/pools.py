@@ -87,11 +87,13 @@ def summary(loop: PoolLoop) -> PoolSummary:
 
 @router.get("")
 async def list_pools(supervisor: SupervisorOf) -> list[PoolName]:
-    """All pools known to this replica, by name."""
+    """Name, role (`leading`, `standby`, `starting`, `stopped`) and present problem of each pool."""
     return [PoolName(name, loop.role, loop.complaint) for name, loop in sorted(supervisor.pools.items())]
 
 
 @router.get("/{pool}", responses=documented(404))
 async def read_pool(loop: LoopOf) -> PoolSummary:
-    """One pool: engines, load, frames, goodput and speedup over plain decoding."""
+    """One pool: engines, drafts with the memory they hold and the share of goodput the pool would lose without each,
+    load, frames and their lag, evidence that did not count, goodput, speedup over plain decoding with its interval,
+    policy version, abrupt `changes` of acceptance found."""
     return summary(loop)

