@@ -1,5 +1,6 @@
 """Pools: the list, and one pool's summary."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -7,7 +8,7 @@ from fastapi import APIRouter
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
 from controller.loop import PoolLoop
-from controller.view import Draft, Evidence, Frames, PolicyVersion, PoolTraffic, UnixSeconds
+from controller.view import Domain, Draft, Evidence, Frames, PolicyVersion, PoolTraffic, Probability, UnixSeconds
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
@@ -26,7 +27,8 @@ class PoolSummary:
     """One pool at a glance. All but the first fields are null where another replica leads, or before the first frame.
 
     `problem`: why the pool is not served right now, or which of its engines are not like the first, and how.
-    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read.
+    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read. `explored`:
+    share of the last minute's row-steps that the policy gives to other arms than each domain's most probable one.
     """
 
     pool: str
@@ -46,11 +48,24 @@ class PoolSummary:
     frames: Frames | None = None
     evidence: Evidence | None = None
     traffic: PoolTraffic | None = None
+    explored: Probability | None = None
     policy_version: PolicyVersion | None = None
     policy_expires: UnixSeconds | None = None
     decisions: int | None = None
     switches: int | None = None
     changes: int | None = None
+
+
+def explored(domains: Iterable[Domain]) -> float | None:
+    """Share of recent row-steps given to other arms than the most probable one of their domain, at the load most of it
+    is served at; null where nothing was served lately or decided yet."""
+    steps = share = 0.0
+    for domain in domains:
+        for choice in domain.choices:
+            if choice.load == domain.main_load:
+                steps += domain.recent.row_steps
+                share += domain.recent.row_steps * (1.0 - choice.probability)
+    return share / steps if steps else None
 
 
 def summary(loop: PoolLoop) -> PoolSummary:
@@ -77,6 +92,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         frames=view.frames,
         evidence=view.evidence,
         traffic=view.traffic,
+        explored=explored(view.domains),
         policy_version=view.version,
         policy_expires=view.expires,
         decisions=view.decisions,

@@ -29,7 +29,7 @@ async function identify() {
 }
 
 function ask(title, fields, act, confirm = "Confirm") {
-  const problem = h("p", { class: "quiet cost", role: "alert" });
+  const problem = h("p", { class: "problem", role: "alert" });
   const form = h("form", { method: "dialog", onsubmit: async (event) => {
     event.preventDefault();
     try {
@@ -93,7 +93,8 @@ function hero(summary) {
   const speedup = summary.traffic?.speedup;
   return card("hero", "Speedup over no speculation, last minute",
     h("div", { class: `big ${speedup && speedup.high < 1 ? "loses" : ""}`, id: "speedup" }, speedup ? `${speedup.value.toFixed(2)}×` : "–"),
-    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"));
+    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"),
+    speedup && h("p", { class: "quiet" }, `${number(summary.traffic.tokens_per_busy_second, 1)} tokens per second of a step, where no speculation would give about ${number(summary.traffic.tokens_per_busy_second / speedup.value, 1)}`));
 }
 
 function facts(summary, orders, steer) {
@@ -101,11 +102,11 @@ function facts(summary, orders, steer) {
   const pairs = [
     ["goodput", `${number(summary.traffic?.tokens_per_busy_second)} tokens/s`], ["a request gets", `${number(summary.traffic?.tokens_per_second, 1)} tokens/s`],
     ["rows of a step", number(summary.traffic?.mean_rows, 1)], ["running / waiting", `${summary.running} / ${summary.waiting}`],
-    ["engines", number(summary.engines)], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
-    ["policy", age], ["frames behind", `${number(summary.frames?.lag_seconds, 1)} s`], ["target", summary.target ?? "–"],
+    ["engines", number(summary.engines)], ["exploring", `${percent(summary.explored, 1)} of steps`], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
+    ["policy decided", age], ["frames behind", `${number(summary.frames?.lag_seconds, 1)} s`], ["target", summary.target ?? "–"],
     ["drafts", (summary.drafts ?? []).map((d) => d.draft).join(", ") || "none"],
   ];
-  return card("facts", null, h("dl", {}, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+  return card("facts", null, h("dl", {}, pairs.map(([name, value]) => h("div", { class: ["target", "drafts"].includes(name) ? "wide" : null }, h("dt", {}, name), h("dd", {}, value)))),
     steer && me.role === "admin" && h("div", { class: "row", style: "margin-top:.8rem" },
       h("button", { onclick: () => modeDialog(summary.pool, summary.mode, orders) }, "Mode …"),
       orders?.pins.length ? h("span", { class: "quiet" }, `${orders.pins.length} pinned`) : null));
@@ -201,17 +202,18 @@ async function domainPage(pool, domain, signal) {
     warnings.replaceChildren(...notes(summary).filter(Boolean));
     for (const one of found) {
       if (!parts.has(one.regime)) {
-        const part = { head: h("div"), survival: h("div", { class: "chart tall" }), heat: h("div", { class: "chart tall" }), arms: h("div") };
+        const part = { head: h("div"), survival: h("div", { class: "chart tall" }), heat: h("div", { class: "chart tall" }), arms: h("div"), spread: h("div") };
         parts.set(one.regime, part);
         body.append(h("div", { class: "grid", style: "margin-bottom:1rem" }, card("", one.regime, part.head),
-          card("half", "Survival by position, with 90% bands", part.survival), card("half", "Speedup expected, and probability of being best", part.heat), card("", "Arms", part.arms)));
+          card("half", "Survival by position, with 90% bands", part.survival), card("half", "Speedup expected, and probability of being best", part.heat),
+          card("", "How much requests differ", part.spread), card("", "Arms", part.arms)));
       }
       const part = parts.get(one.regime);
       const choice = one.choices.find((c) => c.load === one.main_load) ?? one.choices[0];
       const pin = orders?.pins.find((p) => p.domain === domain && (p.regime === null || p.regime === one.regime));
       part.head.replaceChildren(
         h("p", { class: "reason" }, choice ? `At load ${choice.load}: ${choice.reason}` : "Nothing has been decided yet."),
-        h("p", { class: "quiet" }, `${number(one.tokens)} tokens in ${number(one.row_steps)} row-steps. ` + one.curves.map((c) => `${c.draft}: counts worth ${number(c.effective_n)} independent ones`).join("; ")),
+        h("p", { class: "quiet" }, `${number(one.tokens)} tokens in ${number(one.row_steps)} row-steps.`),
         pin ? h("p", {}, h("span", { class: "tag on" }, "pinned"), ` to ${pin.draft} at K = ${pin.k} by ${pin.by}${pin.until ? ` until ${day(pin.until)}` : ""}${pin.why ? `: ${pin.why}` : ""}`) : "",
         me.role === "admin" ? h("div", { class: "row" },
           h("button", { onclick: () => pinDialog(pool, domain, one, choice, summary) }, pin ? "Pin otherwise …" : "Pin …"),
@@ -219,6 +221,12 @@ async function domainPage(pool, domain, signal) {
           h("button", { onclick: () => resetDialog(pool, domain) }, "Learn anew …")) : "");
       if (one.curves.length) charts.survival(part.survival, one.curves);
       if (choice?.arms.some((a) => a.draft !== "none")) charts.heat(part.heat, choice.arms);
+      part.spread.replaceChildren(one.curves.length ? table("Requests", [
+        ["draft", (c) => c.draft], ["first token kept", (c) => number(c.positions[0]?.acceptance.value, 2), true],
+        ["differs between requests by (sd)", (c) => (c.spread.sd === null ? "not known yet" : `± ${number(c.spread.sd, 2)}`), true],
+        ["requests, in pieces of 64 steps", (c) => number(c.spread.segments), true], ["steps counted lately", (c) => number(c.spread.observed), true],
+        ["worth independent ones", (c) => number(c.effective_n), true], ["design effect", (c) => number(c.spread.design_effect, 1), true],
+      ], one.curves) : h("p", { class: "quiet" }, "Nothing has been drafted yet."));
       part.arms.replaceChildren(choice ? table("Arms", [
         ["draft", (a) => a.draft], ["K", (a) => a.k, true], ["tokens/s of the batch", (a) => number(a.batch_goodput), true], ["speedup", (a) => ratio(a.speedup), true],
         ["best with probability", (a) => percent(a.best), true], ["played with", (a) => percent(a.probability), true], ["played so far", (a) => percent(a.played), true],
