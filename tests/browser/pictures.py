@@ -1,7 +1,7 @@
 """`make pictures`: the pictures of the dashboard in README and docs, of a controller that something real is feeding.
 
-With `--url` it is any running controller, such as `akc demo`'s. Without, one is started here, on an embedded server, and
-`akc simulate published-72b --live` plays its virtual engines before it.
+With `--url` it is any running controller, such as `akc demo`'s. Without, one is started here, on an embedded server,
+and `akc simulate published-72b --live` plays its virtual engines before it.
 """
 
 import argparse

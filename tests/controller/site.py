@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ class Site(NamedTuple):
     engine: CountingEngine
     client: "redis.Redis"
     rng: random.Random
+    stop: Callable[[], None]  # the controller
 
     def report(self, steps: int) -> None:
         self.engine.run(steps, self.rng)
@@ -45,7 +46,7 @@ def serving(folder: Path, steps: int = 200, **environment: str) -> Iterator[Site
             port = free_port()
             given = {"AKC_LEASE_SECONDS": "30", "AKC_TOKENS_FILE": str(folder / "tokens"), **environment}
             process = start(address, log, AKC_PORT=str(port), **given)
-            site = Site(f"http://127.0.0.1:{port}", engine, client, random.Random(2))
+            site = Site(f"http://127.0.0.1:{port}", engine, client, random.Random(2), process.terminate)
             try:
                 deadline = time.monotonic() + 60
                 while not _decided(site.url):
