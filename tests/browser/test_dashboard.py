@@ -198,9 +198,36 @@ def test_a_controller_that_has_gone_is_told(site: Site, watched: Watched) -> Non
     expect(page.locator("#link")).to_have_text("live")
     page.context.set_offline(True)
     page.goto(f"{site.url}/#/p/code")
-    expect(page.locator(".note.bad")).to_contain_text("does not answer")
+    expect(page.locator("main .note.bad")).to_contain_text("does not answer")
     page.context.set_offline(False)
     expect(page.locator(".reason")).to_be_visible(timeout=SLOW)
+
+
+def test_a_domain_that_is_not_there_is_told_with_a_way_back(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/poetry")
+    expect(page.locator("main .note.bad")).to_contain_text("known domains: 'chat', 'code'")
+    page.get_by_role("link", name="Back to p").click()
+    expect(page.locator("#speedup")).to_be_visible()
+
+
+def test_hover_gives_the_posterior_beside_the_raw_counts_and_requests_their_spread(
+    site: Site, watched: Watched
+) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/code")
+    with Client(site.url) as client:
+        (curve,) = client.domain("p", "code")[0].curves
+    page.locator(".chart .scatterlayer .point").first.hover(force=True)
+    first = curve.positions[0]
+    told = page.locator(".hoverlayer")
+    expect(told).to_contain_text(f"kept if reached: {first.acceptance.value:.3f} ({first.acceptance.low:.3f}")
+    expect(told).to_contain_text(f"raw counts: {first.accepted:,} of {first.seen:,}")
+    row = page.get_by_role("table", name="Requests").get_by_role("row").nth(1)
+    expect(row).to_contain_text("not known yet")  # its requests are one step long
+    expect(row).to_contain_text(f"{curve.effective_n:,.0f}")
+    for title in ("position in the draft", "share of steps that keep so many", "K, draft tokens a step", "draft"):
+        expect(page.locator(".chart .infolayer").filter(has_text=title).first).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

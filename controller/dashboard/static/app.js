@@ -1,7 +1,7 @@
 // The dashboard: a page of pools, of one pool, of one domain; live by the event stream; steering for who may.
 import { Refused, call, follow, get, poolPath, token } from "./api.js";
 import * as charts from "./charts.js";
-import { ago, card, clock, day, h, number, percent, ratio, table } from "./dom.js";
+import { ago, card, day, h, number, percent, ratio, table, unit } from "./dom.js";
 
 const main = document.getElementById("main");
 const dialog = document.getElementById("dialog");
@@ -14,9 +14,12 @@ const note = (text, kind = "") => h("p", { class: `note ${kind}`, role: "status"
 
 function failed(error) {
   if (error instanceof Refused && error.status === 401) {
-    show(note("This controller asks for a token."), h("button", { class: "main", onclick: signIn }, "Sign in"));
-  } else if (error instanceof Refused) show(note(`${error.title}: ${error.message}`, "bad"));
-  else show(note(`The controller does not answer (${error.message}). Trying again.`, "bad"));
+    show(note(token.get() ? "This controller does not know the token." : "This controller asks for a token."), h("button", { class: "main", onclick: signIn }, "Sign in"));
+  } else if (error instanceof Refused) {
+    const [pool, domain] = place();
+    show(note(`${error.title}: ${error.message}`, "bad"), h("p", {}, domain === undefined || error.title === "No such pool"
+      ? h("a", { href: "#/" }, "All pools") : h("a", { href: href(pool) }, `Back to ${pool}`)));
+  } else show(note(`The controller does not answer (${error.message}). Trying again.`, "bad"));
 }
 
 // ---- who
@@ -90,20 +93,20 @@ function notes(summary) {
 }
 
 function hero(summary) {
-  const speedup = summary.traffic?.speedup;
+  const speedup = summary.traffic?.speedup, goodput = summary.traffic?.tokens_per_busy_second;
   return card("hero", "Speedup over no speculation, last minute",
     h("div", { class: `big ${speedup && speedup.high < 1 ? "loses" : ""}`, id: "speedup" }, speedup ? `${speedup.value.toFixed(2)}×` : "–"),
-    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"),
-    speedup && h("p", { class: "quiet" }, `${number(summary.traffic.tokens_per_busy_second, 1)} tokens per second of a step, where no speculation would give about ${number(summary.traffic.tokens_per_busy_second / speedup.value, 1)}`));
+    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : summary.traffic?.tokens === 0 ? "nothing was served within the last minute" : "not known yet: it needs steps with and without speculation"),
+    goodput && h("p", { class: "quiet" }, `${number(goodput, 1)} tokens per second of a step${speedup ? `, where no speculation would give about ${number(goodput / speedup.value, 1)}` : ""}`));
 }
 
 function facts(summary, orders, steer) {
   const age = summary.policy_expires === null ? "–" : ago(Math.max(0, Date.now() / 1000 - (summary.time ?? 0)));
   const pairs = [
-    ["goodput", `${number(summary.traffic?.tokens_per_busy_second)} tokens/s`], ["a request gets", `${number(summary.traffic?.tokens_per_second, 1)} tokens/s`],
-    ["rows of a step", number(summary.traffic?.mean_rows, 1)], ["running / waiting", `${summary.running} / ${summary.waiting}`],
-    ["engines", number(summary.engines)], ["exploring", `${percent(summary.explored, 1)} of steps`], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
-    ["policy decided", age], ["frames behind", `${number(summary.frames?.lag_seconds, 1)} s`], ["target", summary.target ?? "–"],
+    ["a request gets", unit(summary.traffic?.tokens_per_second, 1, " tokens/s")],
+    ["rows of a step", number(summary.traffic?.mean_rows, 1)], ["running / waiting", `${number(summary.running)} / ${number(summary.waiting)}`],
+    ["engines", number(summary.engines)], ["exploring", unit(summary.explored === null ? null : 100 * summary.explored, 1, "% of steps")], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
+    ["policy decided", age], ["frames behind", unit(summary.frames?.lag_seconds, 1, " s")], ["target", summary.target ?? "–"],
     ["drafts", (summary.drafts ?? []).map((d) => d.draft).join(", ") || "none"],
   ];
   return card("facts", null, h("dl", {}, pairs.map(([name, value]) => h("div", { class: ["target", "drafts"].includes(name) ? "wide" : null }, h("dt", {}, name), h("dd", {}, value)))),
@@ -164,28 +167,48 @@ async function poolPage(pool, signal) {
 }
 
 const empty = () => [];
+const QUIET = 5000;  // milliseconds without an event after which ages are drawn anew
 
-// Refreshes now and after every event, never twice at once.
+// Refreshes now and after every event, never twice at once. What is wrong at first is for the caller.
 async function live(pool, signal, refresh) {
-  let busy = false, again = false, summary = await get(poolPath(pool));
+  let busy = false, again = false, summary = await get(poolPath(pool)), heard = Date.now();
   async function run() {
     if (busy) { again = true; return; }
     busy = true;
     try {
-      do { again = false; await refresh(summary); } while (again && !signal.aborted);
+      do { again = false; await refresh(summary); drawn = Date.now(); } while (again && !signal.aborted);
     } catch (error) {
-      if (!signal.aborted) setState(`does not answer: ${error.message}`);
+      if (!signal.aborted) setLink(error instanceof Refused ? error.message : "cut off, trying again");
     } finally { busy = false; }
   }
-  await run();
-  follow(pool, signal, (kind, data) => { if (kind === "state") summary = data; run(); }, (state) => setState(state === "live" ? "live" : "cut off, trying again"));
+  await refresh(summary);
+  drawn = Date.now();
+  follow(pool, signal, (kind, data) => { heard = Date.now(); if (kind === "state") summary = data; run(); }, (state) => setLink(state === "live" ? "live" : "cut off, trying again"));
+  const quiet = setInterval(async () => {
+    if (link !== "live" || Date.now() - heard < QUIET) return;
+    summary = await get(poolPath(pool)).catch(() => summary);
+    run();
+  }, QUIET);
+  signal.addEventListener("abort", () => clearInterval(quiet));
 }
 
-function setState(text) {
+// ---- the stream: a tag beside the name, and a banner while what is shown grows old
+
+let link = "", drawn = Date.now();
+
+function setLink(text) {
+  link = text;
   const node = document.getElementById("link");
   node.textContent = text;
-  node.className = `tag ${text === "live" ? "on" : "warn"}`;
+  node.className = text ? `tag ${text === "live" ? "on" : "warn"}` : "";
+  tellAge();
 }
+
+function tellAge() {
+  const lost = link !== "" && link !== "live";
+  document.getElementById("gone").replaceChildren(...(lost ? [note(`The controller does not answer; trying again. What you see is ${ago(Math.max(1, (Date.now() - drawn) / 1000)).replace(" ago", "")} old.`, "bad")] : []));
+}
+setInterval(tellAge, 1000);
 
 // ---- one domain
 
@@ -273,11 +296,14 @@ const resetDialog = (pool, domain) => ask(`Learn ${domain} anew`, [h("p", {}, "W
 
 // ---- routes
 
+const place = () => location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+
 async function route() {
   here.abort();
   here = new AbortController();
   const signal = here.signal;
-  const [pool, domain] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [pool, domain] = place();
+  setLink("");
   try {
     if (!pool) return await poolsPage();
     get("/v1/pools").then((all) => drawNav(all.map((p) => p.pool), pool)).catch(() => {});

@@ -102,5 +102,5 @@ export function heat(node, arms) {
     text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${percent(at(d, k).best)}` : ""))), texttemplate: "%{text}",
     customdata: drafts.map((d) => ks.map((k) => [at(d, k)?.speedup.low, at(d, k)?.speedup.high, 100 * (at(d, k)?.best ?? 0)])),
     hovertemplate: "%{y}, K = %{x}<br>%{z:.3f}× plain (%{customdata[0]:.3f}–%{customdata[1]:.3f})<br>best in %{customdata[2]:.0f}% of draws<extra></extra>",
-  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category" }, yaxis: { title: { text: "draft" }, type: "category" } });
+  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category", ticks: "" }, yaxis: { title: { text: "draft", standoff: 10 }, type: "category", ticks: "" } });
 }
