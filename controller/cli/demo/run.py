@@ -102,11 +102,16 @@ def run(options: DemoOptions) -> None:
     try:
         with Processes(logs) as group, EmbeddedRedis() as redis_url:
             addresses = _start(group, redis_url, options, console)
-            console.print(f"dashboard  {addresses.controller}/  (look while the demo runs; or: {_watch(addresses)})")
+            console.print(
+                f"dashboard  {addresses.controller}/  (look while the demo runs; or: {_watch(addresses)})",
+                soft_wrap=True,
+            )
             asyncio.run(_watch_and_measure(options, addresses, group, console, began))
             if options.keep:
                 _stay(addresses, group, console)
-        console.print(f"dashboard  {addresses.controller}/  (ended with the demo; 'akc demo --keep' lets it stay)")
+        console.print(
+            f"dashboard  {addresses.controller}/  (ended with the demo; 'akc demo --keep' lets it stay)", soft_wrap=True
+        )
     except StartError as error:
         raise DemoError(f"{error}\nlogs: {logs}") from error
     except KeyboardInterrupt:
@@ -332,7 +337,7 @@ def _stay(addresses: Addresses, group: Processes, console: Console) -> None:
     console.print(
         f"everything stays up until Ctrl-C; traffic has ended, for more: akc traffic --url {addresses.engine}"
     )
-    console.print(f"dashboard  {addresses.controller}/")
+    console.print(f"dashboard  {addresses.controller}/", soft_wrap=True)
     while True:
         time.sleep(1.0)
         group.check()
