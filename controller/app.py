@@ -38,6 +38,12 @@ from engine.link.logs import configure, uvicorn_log
 
 log = logging.getLogger("controller")
 
+# What holds no figures needs no token: the page asks for one.
+FREE = (health.router, whoami.router, pages.router)
+# In this order: a domain's path takes all that follows it.
+_READ = (pools, router, events, policies, decisions, engines, audit, steer, whatif, domains, status)
+ASKING = (health.measured, *(module.router for module in _READ))
+
 
 def create_app(settings: ControllerSettings) -> FastAPI:
     """The application; while it is up, its supervisor serves the pools. `app.state.supervisor` is made at its start.
@@ -69,15 +75,12 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     )
     app.state.ending = False  # the process is to end: streams that would never end do
     app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
-    problems.install(app)
+    problems.install(app, [*FREE, *ASKING])
     app.add_middleware(limits.BodyLimit)
-    # What holds no figures needs no token: the page asks for one.
-    for module in (health, whoami, pages):
-        app.include_router(module.router)
-    # In this order: a domain's path takes all that follows it.
-    read = (pools, router, events, policies, decisions, engines, audit, steer, whatif, domains, status)
-    for one in (health.measured, *(module.router for module in read)):
-        app.include_router(one, dependencies=[Depends(reader)])
+    for one in FREE:
+        app.include_router(one)
+    for one in ASKING:
+        app.include_router(one, dependencies=[Depends(reader)], responses=problems.documented(401))
     return app
 
 

@@ -1,5 +1,6 @@
 """Draws the view of a pool: from what the ledger, the learner and the last decision hold to records for people."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import islice
@@ -197,7 +198,10 @@ def _curves(subject: Subject) -> dict[tuple[str, str], list[view.Curve]]:
             acceptance = view.Interval(point.mean, point.low, point.high)
             counted = (seen[i], accepted[i]) if i < len(seen) else (0, 0)
             positions.append(view.Position(point.position, acceptance, survival, *counted))
-        curves[domain, regime].append(view.Curve(draft, row[0].effective, positions))
+        first = row[0]
+        sd = None if math.isnan(first.spread) else first.spread
+        spread = view.Spread(first.segments, sd, first.seen, first.deff)
+        curves[domain, regime].append(view.Curve(draft, first.effective, spread, positions))
     return curves
 
 

@@ -112,11 +112,23 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How much requests differ in how their steps' first draft token is kept, from what was counted lately. `segments`:
+    requests, long ones in pieces of 64 steps; `observed`: steps; each is worth 1 / `design_effect` independent ones."""
+
+    segments: float
+    sd: Annotated[float | None, Field(description="of acceptance between segments, chance taken out; null: not known")]
+    observed: float
+    design_effect: Annotated[float, Field(ge=1, examples=[2.3])]
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """A draft's acceptance in one domain and regime. `effective_n`: independent observations it is worth now."""
 
     draft: DraftName
     effective_n: float
+    spread: Spread
     positions: list[Position]
 
 

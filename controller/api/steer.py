@@ -27,13 +27,13 @@ TRIES = 5  # when somebody else steers at the same moment
 
 Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description="for the audit log", examples=["load test"])]
 IfMatch = Annotated[str | None, Header(description="the ETag of the orders that were read; 412 when they have changed")]
-_STATUSES = documented(401, 403, 404, 409, 412, 422, 503)
+_STATUSES = documented(400, 401, 403, 404, 409, 412, 413, 422, 503)
 
 
 class Body(BaseModel):
-    """A request's body: unknown fields are errors, a typing mistake must not steer silently."""
+    """A request's body: unknown fields and other types are errors, a mistake must not steer silently."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ModeOrder(Body):
@@ -50,7 +50,7 @@ class PinOrder(Body):
     draft: Annotated[str, Field(min_length=1, max_length=64, examples=["ngram"])]
     k: Annotated[int, Field(ge=0, le=MAX_K, examples=[4])]
     regime: Regime | None = None
-    until: Annotated[float | None, Field(examples=[1764003600.0])] = None
+    until: Annotated[float | None, Field(ge=0, examples=[1764003600.0])] = None
     why: Why = ""
 
 
@@ -188,7 +188,7 @@ def _answer(response: Response, orders: Orders) -> OrdersView:
 
 @router.get("/orders", responses=documented(404, 503))
 async def read_orders(loop: LoopOf, response: Response) -> OrdersView:
-    """What operators have ordered: mode, pins, retired drafts. The ETag is the revision."""
+    """What operators have ordered: mode, pins, retired drafts. The `ETag` is their revision."""
     try:
         return _answer(response, await read(loop))
     except UNAVAILABLE as error:
@@ -212,7 +212,8 @@ async def set_mode(
 async def pin(
     loop: LoopOf, who: AdminOf, domain: str, body: PinOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
-    """Hold a domain on one arm."""
+    """Hold a domain on one arm for all its requests, whose own luck does not move K; until a time, or until it is
+    unpinned."""
     if not 1 <= len(domain) <= 64 or not domain.isprintable():
         raise ProblemError(422, "That cannot be ordered", f"domain {domain!r}; allowed: 1-64 printable characters")
 
@@ -248,7 +249,7 @@ async def unpin(
 async def reset(
     loop: LoopOf, who: AdminOf, body: ResetOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
-    """Learn a domain, a draft, or a draft in a domain anew."""
+    """Learn anew: a domain, a draft (its prices too), or a draft in a domain; exploration budgets are full again."""
     names = [f"{word} {value}" for word, value in (("domain", body.domain), ("draft", body.draft)) if value is not None]
     made = await change(
         loop, who, "reset " + ", ".join(names), body.why, if_match,
@@ -295,7 +296,7 @@ async def stop_measuring(
 async def set_draft(
     loop: LoopOf, who: AdminOf, draft: str, body: DraftOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
-    """Retire a draft (policies leave it out, what was learned stays), or bring it back."""
+    """Retire a draft (policies leave it out, what was learned of it stays), or bring it back."""
     made = await change(
         loop, who, f"{'retire' if body.retired else 'bring back'} draft {draft}", body.why, if_match,
         lambda orders, tuner, now: steering.with_retired(orders, draft, body.retired, tuner.loaded, now),

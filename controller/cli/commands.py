@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import replay, route, simulate, steer, vet
+from controller.cli import look, replay, route, simulate, steer, vet
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,12 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 models = typer.Typer(no_args_is_help=True, help="Model weights and prompts out of public packages.")
-app.add_typer(models, name="models")
-simulate.register(app)
-replay.register(app)
-vet.register(app)
-steer.register(app)
-route.register(app)
+app.add_typer(models, name="models", rich_help_panel="Run")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
 LogFormat = Annotated[str | None, typer.Option(help=r"Of log lines: text or json \[text]")]
@@ -70,7 +65,7 @@ def models_fetch(
     typer.echo("prompts: " + ", ".join(f"{domain} {len(items)}" for domain, items in prompts.items()))
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def controller(
     config: ConfigFile = None,
     redis_url: RedisUrl = None,
@@ -85,13 +80,18 @@ def controller(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from controller.app import run
     from controller.settings import ControllerSettings
+    from controller.tokens import TokenError
 
     flags = {"redis_url": redis_url, "pools": pools, "host": host, "port": port, "log_level": log_level}
     flags |= {"log_format": log_format}
-    run(_settings(ControllerSettings, config, flags))
+    try:
+        run(_settings(ControllerSettings, config, flags))
+    except TokenError as error:
+        typer.echo(f"akc: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def engine(
     config: ConfigFile = None,
     redis_url: RedisUrl = None,
@@ -128,7 +128,7 @@ def engine(
     run(_settings(EngineSettings, config, flags))
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def traffic(
     config: ConfigFile = None,
     url: Annotated[str | None, typer.Option(help=r"The engine's address \[http://127.0.0.1:8000]")] = None,
@@ -175,7 +175,7 @@ def _check_demo(drafts: list[str], results: Path | None) -> None:
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def demo(
     keep: Annotated[bool, typer.Option(help="Stay up afterwards and print the addresses.")] = False,
     draft: Annotated[list[str] | None, typer.Option(help="As for akc engine; repeatable.")] = None,
@@ -199,3 +199,7 @@ def demo(
     except DemoError as error:
         typer.echo(f"akc demo: {error}", err=True)
         sys.exit(1)
+
+
+for module in (look, steer, route, simulate, replay, vet):
+    module.register(app)

@@ -11,7 +11,7 @@ from controller.cli.extras import missing
 
 def register(app: typer.Typer) -> None:
     """Add the command to `akc`."""
-    app.command()(vet)
+    app.command(rich_help_panel="Try offline")(vet)
 
 
 def vet(
