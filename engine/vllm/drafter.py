@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from engine.link.messages import MAX_K, NO_DRAFT, DraftInfo, EngineDescription, StaticChoice
 from engine.vllm.settings import VllmSettings
@@ -14,12 +14,18 @@ _KINDS: dict[str, Kind] = {
     "ngram": "ngram", "ngram_gpu": "ngram", "suffix": "ngram", "draft_model": "model",
     "eagle": "eagle", "eagle3": "eagle", "mtp": "eagle",
 }  # fmt: skip
+# Proposers that take another K at every step. Of the others some assert that it is the configured one (medusa,
+# ngram_gpu, suffix, extract_hidden_states), some are not told (custom_class), and whoever comes new may do either.
+_PLIABLE = frozenset(("ngram", "draft_model", "eagle", "eagle3", "mtp"))
 
 
 class Drafter(NamedTuple):
     """A drafter: its name on the wire, kind, largest K, and whether its K may change from step to step.
 
     `passes_per_k`: drafting passes a drafted token takes, 0 where one pass proposes them all.
+
+    >>> Drafter("d", "model", 5, steady=True).passes(2), Drafter("d", "model", 5).passes(2)
+    (5, 2)
     """
 
     name: str
@@ -29,8 +35,10 @@ class Drafter(NamedTuple):
     passes_per_k: int = 1
 
     def passes(self, k: int) -> int:
-        """Passes of a step in which the drafter proposes K tokens."""
-        return k if self.passes_per_k else min(k, 1)
+        """Passes of a step in which the drafter proposes K tokens; none at K = 0, whose cost is taken as it is."""
+        if not k or not self.passes_per_k:
+            return min(k, 1)
+        return self.most if self.steady else k
 
     @property
     def cached(self) -> bool:
@@ -51,7 +59,22 @@ def drafter_of(
     kind = _KINDS.get(method, "other")
     known = PurePath(model).name if model and kind in ("model", "eagle") else method
     many = kind in ("model", "eagle") and not parallel
-    return Drafter((name or known)[:64], kind, min(most, MAX_K), method == "suffix", int(many or kind == "ngram"))
+    steady = method not in _PLIABLE
+    return Drafter((name or known)[:64], kind, min(most, MAX_K), steady, int(many or kind == "ngram"))
+
+
+def configured(config: Any, name: str | None) -> Drafter | None:
+    """The drafter that this `VllmConfig` has, None where it has none."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return None
+    parallel = bool(getattr(speculative, "parallel_drafting", False))
+    method, most = str(speculative.method), speculative.num_speculative_tokens
+    drafter = drafter_of(method, speculative.model, most, name, parallel=parallel)
+    # Ranks that run together (experts) meet in every pass of a drafting model: another number of them would hang all.
+    # Independent ranks are told that they are alone.
+    together = config.parallel_config.data_parallel_size > 1 and drafter.kind != "ngram"
+    return drafter._replace(steady=drafter.steady or together)
 
 
 def by_batch(table: Sequence[Sequence[int]]) -> Callable[[int], int]:

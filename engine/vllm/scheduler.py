@@ -24,30 +24,13 @@ from vllm.version import __version__
 from engine.link import Link
 from engine.link.messages import MAX_K
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of, further
+from engine.vllm.drafter import Drafter, by_batch, configured, describe, further
 from engine.vllm.labels import Labels
 from engine.vllm.settings import VllmSettings, settings_of
 from engine.vllm.several import Force, in_force, obstacle
 from engine.vllm.versions import problem
 
 _log = logging.getLogger("vllm.adaptive_k")
-
-
-def _drafter(config: VllmConfig, name: str | None) -> Drafter | None:
-    speculative = config.speculative_config
-    if speculative is None:
-        return None
-    parallel = bool(getattr(speculative, "parallel_drafting", False))
-    drafter = drafter_of(
-        str(speculative.method), speculative.model, speculative.num_speculative_tokens, name, parallel=parallel
-    )
-    # Ranks that run together (experts) meet in every pass of a drafting model: another number of them would hang all.
-    return drafter._replace(steady=drafter.steady or (_together(config) and drafter.kind != "ngram"))
-
-
-def _together(config: VllmConfig) -> bool:
-    """Whether data-parallel ranks run their passes together; vLLM tells independent ranks that they are alone."""
-    return bool(config.parallel_config.data_parallel_size > 1)
 
 
 def _hardware(config: VllmConfig) -> str:
@@ -102,7 +85,7 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     if settings.off:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
-    drafter = _drafter(config, settings.draft)
+    drafter = configured(config, settings.draft)
     table = getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)
     force = _others(config, settings, drafter, cache)
     described = describe(
