@@ -59,7 +59,8 @@ def drafter_of(
     kind = _KINDS.get(method, "other")
     known = PurePath(model).name if model and kind in ("model", "eagle") else method
     many = kind in ("model", "eagle") and not parallel
-    steady = method not in _PLIABLE
+    # Parallel drafting lays out its block for the configured K, and dies in between 0 and that.
+    steady = parallel or method not in _PLIABLE
     return Drafter((name or known)[:64], kind, min(most, MAX_K), steady, int(many or kind == "ngram"))
 
 

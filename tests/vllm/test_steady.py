@@ -33,6 +33,15 @@ def test_only_proposers_that_take_any_k_are_given_one(method: str, steady: bool)
     assert drafter.steady is steady
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
+def test_a_block_drafted_in_one_pass_has_one_size(method: str) -> None:
+    """PARD, P-EAGLE: the proposer lays out rows x configured K places and cuts them by the step's K."""
+    drafter = configured(engine(method, parallel_drafting=True), None)
+    assert drafter is not None
+    assert drafter.steady
+    assert [drafter.passes(k) for k in (0, 1, 4)] == [0, 1, 1]
+
+
 def test_ranks_that_meet_in_every_pass_keep_their_number_of_passes() -> None:
     model, lookup = configured(engine("draft_model", ranks=2), None), configured(engine("ngram", ranks=2), None)
     assert model is not None
