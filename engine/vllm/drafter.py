@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine.link.messages import MAX_K, NO_DRAFT, DraftInfo, EngineDescription, StaticChoice
 from engine.vllm.settings import VllmSettings
+from engine.vllm.versions import minor
 
 Kind = Literal["ngram", "model", "eagle", "other"]
 
@@ -22,9 +23,10 @@ _PLIABLE = frozenset(("ngram", "draft_model", "eagle", "eagle3", "mtp"))
 class Drafter(NamedTuple):
     """A drafter: its name on the wire, kind, largest K, and whether its K may change from step to step.
 
-    `passes_per_k`: drafting passes a drafted token takes, 0 where one pass proposes them all.
+    `passes_per_k`: drafting passes a drafted token takes, 0 where one pass proposes them all. `constant`: it makes all
+    its passes in every step, whatever K it is given.
 
-    >>> Drafter("d", "model", 5, steady=True).passes(2), Drafter("d", "model", 5).passes(2)
+    >>> Drafter("d", "model", 5, constant=True).passes(2), Drafter("d", "model", 5).passes(2)
     (5, 2)
     """
 
@@ -33,12 +35,13 @@ class Drafter(NamedTuple):
     most: int
     steady: bool = False  # its proposer insists on one K: rows are trimmed, and it always drafts `most`
     passes_per_k: int = 1
+    constant: bool = False
 
     def passes(self, k: int) -> int:
         """Passes of a step in which the drafter proposes K tokens; none at K = 0, whose cost is taken as it is."""
         if not k or not self.passes_per_k:
             return min(k, 1)
-        return self.most if self.steady else k
+        return self.most if self.steady or self.constant else k
 
     @property
     def cached(self) -> bool:
@@ -52,7 +55,7 @@ def drafter_of(
     """The drafter of vLLM's `method` with its `model` (a folder or a hub name) and up to `most` tokens.
 
     >>> drafter_of("draft_model", "/models/Qwen2.5-0.5B-Instruct", 5)
-    Drafter(name='Qwen2.5-0.5B-Instruct', kind='model', most=5, steady=False, passes_per_k=1)
+    Drafter(name='Qwen2.5-0.5B-Instruct', kind='model', most=5, steady=False, passes_per_k=1, constant=False)
     >>> drafter_of("ngram", None, 8).name, drafter_of("suffix", None, 8).steady
     ('ngram', True)
     """
@@ -64,8 +67,8 @@ def drafter_of(
     return Drafter((name or known)[:64], kind, min(most, MAX_K), steady, int(many or kind == "ngram"))
 
 
-def configured(config: Any, name: str | None) -> Drafter | None:
-    """The drafter that this `VllmConfig` has, None where it has none."""
+def configured(config: Any, version: str, name: str | None = None) -> Drafter | None:
+    """The drafter that this `VllmConfig` of that vLLM has, None where it has none."""
     speculative = config.speculative_config
     if speculative is None:
         return None
@@ -75,7 +78,21 @@ def configured(config: Any, name: str | None) -> Drafter | None:
     # Ranks that run together (experts) meet in every pass of a drafting model: another number of them would hang all.
     # Independent ranks are told that they are alone.
     together = config.parallel_config.data_parallel_size > 1 and drafter.kind != "ngram"
-    return drafter._replace(steady=drafter.steady or together)
+    return drafter._replace(steady=drafter.steady or together, constant=_all_passes(config, version))
+
+
+def _all_passes(config: Any, version: str) -> bool:
+    """Whether the worker drafts its largest K whatever the step asks for, and throws away what nobody asked for.
+
+    Model runner V2 does, but for eagle and one-module MTP since 0.32 (`target_dependent_ar/speculator.py`). Rows are
+    cut by the scheduler there as everywhere.
+    """
+    if not config.use_v2_model_runner:
+        return False
+    speculative = config.speculative_config
+    if minor(version) == "0.31" or speculative.method not in ("eagle", "eagle3", "mtp"):
+        return True
+    return bool(speculative.use_multi_module_mtp() and not speculative.use_gemma4_mtp())
 
 
 def by_batch(table: Sequence[Sequence[int]]) -> Callable[[int], int]:

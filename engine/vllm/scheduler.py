@@ -85,7 +85,7 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     if settings.off:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
-    drafter = configured(config, settings.draft)
+    drafter = configured(config, __version__, settings.draft)
     table = getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)
     force = _others(config, settings, drafter, cache)
     described = describe(
