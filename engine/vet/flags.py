@@ -61,6 +61,11 @@ def translate(line: str, heterogeneous: bool = False) -> Translated:
     if "num_speculative_tokens" not in given:
         remarks.append("--num-speculative-tokens was not given: 5 is put in")
         given["num_speculative_tokens"] = 5
+    if "max_model_len" in given:
+        remarks.append(
+            f"max_model_len {given['max_model_len']} is kept: model runner V1 drafts for nobody in a step where any "
+            "sequence comes within num_speculative_tokens of it; leave it out unless the draft's own is as short"
+        )
     if heterogeneous and draft is not None:
         given["use_heterogeneous_vocab"] = True
     full = [*command, "--speculative-config", json.dumps(given)]

@@ -95,6 +95,19 @@ def _all_passes(config: Any, version: str) -> bool:
     return bool(speculative.use_multi_module_mtp() and not speculative.use_gemma4_mtp())
 
 
+def reach(config: Any) -> int | None:
+    """Tokens up to which the longest sequence of a step leaves drafts to anybody; None: it always does.
+
+    Model runner V1 hands out zeros for drafts, to every row, once that sequence and K more do not fit the drafter
+    (`_input_fits_in_drafter`). V2 looks at each row alone.
+    """
+    speculative = config.speculative_config
+    if speculative is None or config.use_v2_model_runner:
+        return None
+    limit = getattr(speculative.draft_model_config, "max_model_len", None) or config.model_config.max_model_len
+    return int(limit) - int(speculative.num_speculative_tokens) - int(speculative.method == "dflash")
+
+
 def by_batch(table: Sequence[Sequence[int]]) -> Callable[[int], int]:
     """vLLM's `num_speculative_tokens_per_batch_size`, [first batch size, last, K] each: K at a batch size. Between the
     ranges and behind the last one the K before goes on, as in vLLM.

@@ -24,7 +24,7 @@ from vllm.version import __version__
 from engine.link import Link
 from engine.link.messages import MAX_K
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, by_batch, configured, describe, further
+from engine.vllm.drafter import Drafter, by_batch, configured, describe, further, reach
 from engine.vllm.labels import Labels
 from engine.vllm.settings import VllmSettings, settings_of
 from engine.vllm.several import Force, in_force, obstacle
@@ -109,7 +109,7 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
         described.k_values, described.static.k,
     )  # fmt: skip
     looked_up = by_batch(table) if table else None
-    return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places)
+    return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places, reach=reach(config))
 
 
 class _Hooks:

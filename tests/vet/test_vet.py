@@ -79,6 +79,25 @@ def test_as_many_rows_do_not_make_the_same_vocabulary(tmp_path: Path) -> None:
     assert "2 ids mean other strings" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "told"), [(64, 32, True), (64, 64, False), (32, 64, False), (None, 32, False)]
+)
+def test_a_draft_that_reads_shorter_texts_is_told_of(
+    tmp_path: Path, target: int | None, draft: int, told: bool
+) -> None:
+    paths = pair(tmp_path, WORDS, 16)
+    for path, length in zip(paths, (target, draft), strict=True):
+        if length is not None:
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": length}))
+    found = vet(*map(read_folder, paths))
+    assert found.kind == "same"
+    assert (found.context is not None) is told
+    assert not told or "32 tokens, the target's 64" in str(found.context)
+    printed = CliRunner().invoke(app, ["vet", *map(str, paths)]).stdout
+    assert ("drafts for nobody" in printed) is told
+
+
 @pytest.mark.parametrize(("words", "layers", "why"), [(WORDS, 10, "1.00 times"), (["p", "q"], 1, "no token in common")])
 def test_pairs_that_cannot_work(tmp_path: Path, words: list[str], layers: int, why: str) -> None:
     found = vet(*map(read_folder, pair(tmp_path, words, 16, layers)))
@@ -131,6 +150,8 @@ def test_the_guides_command_in_todays_form() -> None:
         '"max_model_len": 4096}\''
     )
     assert (found.target, found.draft) == ("/models/Qwen2.5-72B-Instruct-AWQ", "/models/Qwen2.5-0.5B-Instruct")
+    (remark,) = found.remarks
+    assert remark.startswith("max_model_len 4096 is kept: ")
 
 
 def test_lookup_in_the_prompt_and_flags_with_an_equals_sign() -> None:

@@ -59,12 +59,19 @@ def made(name: str, prompt: int = 8, **params: Any) -> Any:
 class Engine:
     """What vLLM does around the hooks, for requests whose fate the test dictates."""
 
-    def __init__(self, ks: Sequence[int], table: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self,
+        ks: Sequence[int],
+        table: Sequence[Sequence[int]] | None = None,
+        reach: int | None = None,
+        method: str = "ngram",
+    ) -> None:
         self.link, self.clock = Keeping(ks), Clock()
         settings = VllmSettings(classify=False)
         labels = Labels(settings, lambda: pytest.fail("nobody asked for a tokenizer"))
         looked_up = by_batch(table) if table else None
-        self.bridge = Bridge(self.link, labels, drafter_of("ngram", None, 4), table=looked_up, clock=self.clock)
+        drafter = drafter_of(method, None, 4, "ngram")
+        self.bridge = Bridge(self.link, labels, drafter, table=looked_up, reach=reach, clock=self.clock)
         self.asked: list[tuple[int, dict[str, int]]] = []
 
     def schedule(self, tokens: dict[Any, int], drafts: dict[str, int] | None = None, new: Sequence[str] = ()) -> Any:
@@ -270,3 +277,25 @@ def test_a_policy_goes_by_its_own_loads_not_by_vllm_s_table() -> None:
     known.ticket.variant = "adaptive"
     engine.schedule({a: 1})
     assert engine.asked[-1] == (4, {"a": 4})
+
+
+@pytest.mark.parametrize(("method", "limited"), [("ngram", False), ("draft_model", True)])
+def test_near_the_drafter_s_longest_sequence_nobody_is_asked_for_drafts(method: str, limited: bool) -> None:
+    """vLLM hands out zeros there, to every row, which would count as rejected; a model has a hole in its cache then."""
+    engine, a, b = Engine([4], reach=20, method=method), made("a"), made("b", prompt=16)
+    for one in (a, b):
+        engine.bridge.came(one)
+    engine.complete(engine.schedule({a: 8, b: 16}, new=["a", "b"]), {a: 1, b: 1})
+    engine.draft({"a": 4, "b": 4})
+    last = engine.schedule({a: 5, b: 5}, {"a": 4, "b": 4})  # `b` has 21 tokens now
+    assert engine.asked[-1] == (0, {"a": 0, "b": 0})
+    engine.complete(last, {a: 5, b: 5})
+    assert engine.draft({"a": 4, "b": 4}) == {"a": 0, "b": 0}
+    engine.bridge.ended("b")
+    engine.complete(engine.schedule({a: 1}), {a: 1})
+    assert engine.asked[-1] == (4, {"a": 4})
+    engine.draft({"a": 4})
+    engine.complete(engine.schedule({a: 5}, {"a": 4}), {a: 2})
+    rows = [step.rows[0] for step in engine.link.steps]
+    assert [(row.drafted, row.accepted, row.limited) for row in rows] == [(4, 4, False), (0, 0, False), (4, 1, limited)]
+    assert engine.bridge.counts == Counts(12, 9)

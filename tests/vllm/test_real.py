@@ -56,7 +56,7 @@ ASYNC: dict[str, Any] = {"draft": "draft", "asynchronous": True, "engine": LITTL
     {"name": "stock", "k": "stock"}, *USUAL, *faults(ASYNC_HOOKS), *traffics("aborts", "several", "grammars", "again"),
 ]}  # fmt: skip
 BOUND: dict[str, Any] = {"draft": "tiny", "asynchronous": True, "speculative": TABLE, "cases": [
-    {"name": "stock", "k": "stock"}, *USUAL, {"name": "two", "traffic": "two"},
+    {"name": "stock", "k": "stock"}, *USUAL, *({"name": name, "traffic": name} for name in ("two", "long")),
 ]}  # fmt: skip
 
 OURS = {"n-gram": NGRAM, "draft": DRAFT, "asynchronous": ASYNC}
@@ -246,4 +246,13 @@ def test_the_target_as_its_own_draft_is_always_right(folder: Path) -> None:
     ours = served(folder, BOUND)["two"]
     drafted, accepted = ours["vllm"]
     assert drafted == accepted > 50
+    check(ours)
+
+
+def test_no_drafts_are_counted_that_no_drafter_has_made(folder: Path) -> None:
+    """Within K tokens of the longest sequence vLLM's runner gives zeros for drafts; a perfect draft shows them."""
+    ours = served(folder, BOUND)["long"]
+    assert min(ours["lengths"]) > 20
+    drafted, accepted = ours["vllm"]
+    assert drafted == accepted > 80
     check(ours)

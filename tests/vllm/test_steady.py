@@ -10,7 +10,7 @@ import pytest
 
 from engine.link import StaticLink
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import configured
+from engine.vllm.drafter import configured, reach
 from engine.vllm.labels import Labels
 from engine.vllm.settings import VllmSettings
 
@@ -100,3 +100,17 @@ def test_constant_passes_are_booked_with_the_tokens_that_were_asked_for() -> Non
     )  # fmt: skip
     assert bridge.scheduled(step, waiting=0) == (2, {"a": 2})
     assert bridge._steps[-1].drafted == {"d": (2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "expected"),
+    [("draft_model", 64, 60), ("dflash", 64, 59), ("ngram", 256, 252), ("suffix", None, 252)],
+)
+def test_how_long_a_sequence_leaves_drafts_to_anybody(method: str, own: int | None, expected: int) -> None:
+    """`max_seq_len + K (+ 1 for dflash) <= effective_drafter_max_model_len` on V1."""
+    draft = None if own is None else SimpleNamespace(max_model_len=own)
+    config = engine(method, draft_model_config=draft)
+    config.model_config = SimpleNamespace(max_model_len=256)
+    assert reach(config) == expected
+    config.use_v2_model_runner = True
+    assert reach(config) is None

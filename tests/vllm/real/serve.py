@@ -66,6 +66,12 @@ def two() -> list[Asked]:
     return plain()[:2]
 
 
+def long() -> list[Asked]:
+    """Texts, one after another, that end where the model's longest sequence does, with each remainder of K + 1."""
+    further = params(0, max_tokens=99, ignore_eos=True)
+    return [Asked((PROMPTS[4] * 9)[:length], further, alone=True) for length in range(226, 231)]
+
+
 def aborts() -> list[Asked]:
     """Two of the six are aborted, one between steps and one within a step."""
     one, two, three, *others = plain()
@@ -112,8 +118,8 @@ def barred() -> list[Asked]:
 
 
 TRAFFIC: dict[str, Callable[[], list[Asked]]] = {
-    "plain": plain, "two": two, "aborts": aborts, "several": several, "grammars": grammars, "loras": loras,
-    "again": again, "barred": barred,
+    "plain": plain, "two": two, "long": long, "aborts": aborts, "several": several, "grammars": grammars,
+    "loras": loras, "again": again, "barred": barred,
 }  # fmt: skip
 
 
