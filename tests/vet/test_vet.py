@@ -161,6 +161,29 @@ def test_lookup_in_the_prompt_and_flags_with_an_equals_sign() -> None:
 
 
 @pytest.mark.parametrize(
+    "server", ["python3 -m vllm.entrypoints.openai.api_server --model T", "/usr/bin/python3.11 -u -m "
+               "vllm.entrypoints.openai.api_server --model=T", "vllm serve T"],
+)  # fmt: skip
+def test_what_stands_before_the_server_s_command_stays(server: str) -> None:
+    line = f"CUDA_VISIBLE_DEVICES=0,1 NOTE='a b' nohup {server} --speculative-model D --num-speculative-tokens 3"
+    found = translate(line)
+    assert found.command.startswith("CUDA_VISIBLE_DEVICES=0,1 NOTE='a b' nohup vllm serve T --speculative-config ")
+    assert (found.target, found.draft, found.remarks) == ("T", "D", [])
+
+
+def test_flags_that_are_gone_are_left_out_with_a_remark() -> None:
+    found = translate(
+        "vllm serve T --use-v2-block-manager --speculative-model D --num_speculative_tokens 3 "
+        "--spec-decoding-acceptance-method typical_acceptance_sampler --typical_acceptance_sampler_posterior_alpha=0.3 --port 1"
+    )
+    assert found.command.startswith("vllm serve T --port 1 --speculative-config ")
+    assert [remark.split(" is gone")[0] for remark in found.remarks] == [
+        "--use-v2-block-manager", "--spec-decoding-acceptance-method typical_acceptance_sampler",
+        "--typical-acceptance-sampler-posterior-alpha 0.3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("line", "why"),
     [
         ("vllm serve T", "no removed flag"),
