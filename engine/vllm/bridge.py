@@ -66,12 +66,14 @@ class _Known:
     """What is known of a request between its steps."""
 
     __slots__ = (
-        "asked", "begun", "decodes", "holed", "k", "offered", "request", "salt", "speculates", "ticket", "valid",
+        "asked", "begun", "decodes", "holed", "k", "label", "offered", "request", "salt", "speculates", "ticket",
+        "valid",
     )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.ticket: Ticket | None = None
+        self.label: str | None = None  # that it was admitted with; beyond the link's cap its domain is `other` for good
         self.speculates = _speculates(request.sampling_params)
         self.k = 0  # planned for the drafts made at the end of the step that was scheduled last
         self.asked = 0  # of the drafts that wait to be verified
@@ -281,10 +283,9 @@ class Bridge:
         bound = self._table(len(tickets)) if self._table is not None else MAX_K
         for known, ticket, k in zip(going_on, tickets, planned, strict=True):
             bounded = min(k, bound) if ticket.variant == "static" else k
-            known.k = bounded if known.speculates else 0
-            if self._team:
-                drafter = self._team.get(ticket.draft)
-                known.k = min(known.k, drafter.most) if drafter is not None else 0
+            drafter = self._team.get(ticket.draft) if self._team else self.drafter
+            # Whatever the link says: a worker asked for more than it was made for dies.
+            known.k = min(bounded, drafter.most) if drafter is not None and known.speculates else 0
             known.asked = known.k
             known.offered = None
         return max(known.k for known in going_on)
@@ -297,8 +298,9 @@ class Bridge:
         if ticket is not None and ticket.domain != OTHER:
             return ticket
         label = self.labels.of(known.request.request_id)
-        if ticket is not None and (label is None or label == OTHER):
+        if ticket is not None and label in (None, OTHER, known.label):
             return ticket
+        known.label = label
         if ticket is not None:
             self.link.finish(ticket)
         known.ticket = self.link.admit(label or OTHER, _regime(known.request.sampling_params), batch)

@@ -174,7 +174,8 @@ def test_what_stands_before_the_server_s_command_stays(server: str) -> None:
 def test_flags_that_are_gone_are_left_out_with_a_remark() -> None:
     found = translate(
         "vllm serve T --use-v2-block-manager --speculative-model D --num_speculative_tokens 3 "
-        "--spec-decoding-acceptance-method typical_acceptance_sampler --typical_acceptance_sampler_posterior_alpha=0.3 --port 1"
+        "--spec-decoding-acceptance-method typical_acceptance_sampler "
+        "--typical_acceptance_sampler_posterior_alpha=0.3 --port 1"
     )
     assert found.command.startswith("vllm serve T --port 1 --speculative-config ")
     assert [remark.split(" is gone")[0] for remark in found.remarks] == [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.link import StaticLink, StepOutcome, Ticket
+from engine.link.messages import Regime
 from engine.vllm.bridge import Bridge, Counts
 from engine.vllm.drafter import by_batch, drafter_of
 from engine.vllm.labels import Labels
@@ -299,3 +300,38 @@ def test_near_the_drafter_s_longest_sequence_nobody_is_asked_for_drafts(method: 
     rows = [step.rows[0] for step in engine.link.steps]
     assert [(row.drafted, row.accepted, row.limited) for row in rows] == [(4, 4, False), (0, 0, False), (4, 1, limited)]
     assert engine.bridge.counts == Counts(12, 9)
+
+
+def test_a_label_beyond_the_cap_is_admitted_once() -> None:
+    """The link counts it as `other`; the request keeps its ticket, and with it its evidence."""
+
+    class Capped(Keeping):
+        admitted = 0
+
+        def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
+            self.admitted += 1
+            return super().admit("other", regime, batch)
+
+    engine, a = Engine([2]), made("a")
+    engine.bridge.link = link = Capped([2])
+    engine.bridge.came(a)
+    engine.complete(engine.schedule({a: 8}, new=["a"]), {a: 1})
+    tickets = set()
+    for _ in range(3):
+        engine.draft({"a": 2})
+        engine.complete(engine.schedule({a: 3}, {"a": 2}), {a: 1})
+        tickets.add(id(engine.bridge._known["a"].ticket))
+    assert (link.admitted, len(tickets), link.over) == (1, 1, [])
+    engine.bridge.labels._found["a"] = "math"  # another label is tried, once
+    for _ in range(2):
+        engine.draft({"a": 2})
+        engine.complete(engine.schedule({a: 3}, {"a": 2}), {a: 1})
+    assert (link.admitted, len(link.over)) == (2, 1)
+
+
+def test_no_worker_is_asked_for_more_than_its_drafter_was_made_for() -> None:
+    engine, a = Engine([20]), made("a")
+    engine.bridge.link = StaticLink("ngram", 20)  # what the link falls back on after an error of its own
+    engine.bridge.came(a)
+    engine.schedule({a: 8}, new=["a"])
+    assert engine.asked == [(4, {"a": 4})]
