@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from engine.link.messages import MAX_K, NO_DRAFT, DraftInfo, EngineDescription, StaticChoice
+from engine.link.settings import SettingsError
 from engine.vllm.settings import VllmSettings
 from engine.vllm.versions import minor
 
@@ -122,7 +123,7 @@ def by_batch(table: Sequence[Sequence[int]]) -> Callable[[int], int]:
 
 
 def further(settings: VllmSettings, configured: Drafter) -> list[Drafter]:
-    """The drafters beside the configured one, in the order of the settings. Raises `ValueError`.
+    """The drafters beside the configured one, in the order of the settings. Raises `SettingsError`.
 
     >>> from engine.vllm.settings import DrafterSettings
     >>> main = drafter_of("draft_model", "/models/small", 5)
@@ -130,20 +131,20 @@ def further(settings: VllmSettings, configured: Drafter) -> list[Drafter]:
     ['ngram']
     >>> further(VllmSettings(drafters=(DrafterSettings(model="/old/small"),)), main)
     Traceback (most recent call last):
-    ValueError: drafters[0] is called 'small', as another drafter is; give it a name of its own
+    engine.link.settings.SettingsError: drafters[0] is called 'small', as another drafter is; give it a name of its own
     """
     taken, found = {configured.name, NO_DRAFT}, []
     for at, one in enumerate(settings.drafters):
         most = one.num_speculative_tokens or configured.most
         if most > configured.most:
-            raise ValueError(
+            raise SettingsError(
                 f"drafters[{at}].num_speculative_tokens is {most}; that of --speculative-config is {configured.most}, "
                 "which is the most allowed"
             )
         drafter = drafter_of(one.method, one.model, most, one.name)
         if drafter.name in taken:
             why = "the name of not speculating" if drafter.name == NO_DRAFT else "as another drafter is"
-            raise ValueError(f"drafters[{at}] is called {drafter.name!r}, {why}; give it a name of its own")
+            raise SettingsError(f"drafters[{at}] is called {drafter.name!r}, {why}; give it a name of its own")
         taken.add(drafter.name)
         found.append(drafter)
     return found
@@ -159,9 +160,11 @@ def describe(
     max_batch: int,
     prepared: Sequence[int] | None = None,
     others: Sequence[Drafter] = (),
+    absent: Sequence[str] = (),
 ) -> EngineDescription:
-    """What the engine announces, `others` among its drafts; `prepared`: the K that vLLM was told to prepare. Raises
-    `ValueError` for a K that the configured drafter was not made for.
+    """What the engine announces, `others` among its drafts; `prepared`: the K that vLLM was told to prepare; `absent`:
+    drafters of the settings that are not in force. Raises `SettingsError` for a K that a drafter was not made for, and
+    for a static draft that is none of them.
 
     >>> ngram = drafter_of("ngram", None, 4)
     >>> about = dict(software="vllm", target="t", hardware="cpu", max_batch=8)
@@ -170,24 +173,44 @@ def describe(
     ([0, 1, 2, 3, 4], 'ngram', 4)
     >>> describe(ngram, VllmSettings(), prepared=[3, 1, 0], **about).k_values
     [0, 1, 3]
+    >>> describe(ngram, VllmSettings(static_k=2), **about).static.draft
+    'ngram'
     >>> describe(ngram, VllmSettings(k_values=[2, 6]), **about)
     Traceback (most recent call last):
-    ValueError: k_values has 6; num_speculative_tokens is 4, which is the largest K allowed
+    engine.link.settings.SettingsError: k_values has 6; num_speculative_tokens is 4, which is the largest K allowed
     """
     most = drafter.most if drafter else 0
     usual: Sequence[int] = range(most + 1) if prepared is None else [min(k, most) for k in prepared]
     ks = usual if settings.k_values is None else settings.k_values
     too_deep = [k for k in ks if k > most]
     if too_deep and drafter is not None:
-        raise ValueError(
+        raise SettingsError(
             f"k_values has {too_deep[0]}; num_speculative_tokens is {most}, which is the largest K allowed"
         )
-    static = settings.static
-    if drafter is not None and static.draft == NO_DRAFT and not settings.static_k:
-        static = StaticChoice(drafter.name, most)
-    if others and not static.k:
-        static = StaticChoice()  # a draft that is never asked need not be kept in step
+    static = _static(drafter, settings, {one.name: one for one in (drafter, *others) if one is not None}, absent)
     drafts = [DraftInfo(one.name, one.kind, one.most) for one in (drafter, *others) if one is not None]
     return EngineDescription(
         software, target[:64], hardware[:64], drafts, sorted({0, *(k for k in ks if k <= most)}), static, max_batch
     )
+
+
+def _static(
+    drafter: Drafter | None, settings: VllmSettings, team: dict[str, Drafter], absent: Sequence[str]
+) -> StaticChoice:
+    """Draft and K without a policy: the configured draft and its K where the settings name none."""
+    name, k = settings.static_draft, settings.static_k
+    if name in absent:
+        name = NO_DRAFT  # which of them is in force is not the operator's fault
+    if name != NO_DRAFT and name not in team:
+        raise SettingsError(f"static_draft is {name!r}; allowed: {', '.join([*team, NO_DRAFT])}")
+    chosen = team.get(name, drafter)
+    if chosen is None:
+        if k:
+            raise SettingsError(f"static_k is {k}; vLLM has no --speculative-config, so that 0 is the only one allowed")
+        return StaticChoice()
+    if k > chosen.most:
+        raise SettingsError(f"static_k is {k}; allowed: 0 to {chosen.most}, the largest K of {chosen.name}")
+    if name == NO_DRAFT and not k:
+        k = chosen.most
+    # A draft that is never asked need not be kept in step beside others.
+    return StaticChoice(chosen.name, k) if k or len(team) == 1 else StaticChoice()

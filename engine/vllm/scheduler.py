@@ -23,6 +23,7 @@ from vllm.version import __version__
 
 from engine.link import Link
 from engine.link.messages import MAX_K
+from engine.link.settings import SettingsError
 from engine.vllm.bridge import Bridge
 from engine.vllm.drafter import Drafter, by_batch, configured, describe, further, reach
 from engine.vllm.labels import Labels
@@ -55,7 +56,7 @@ def _log_with_vllm() -> None:
 def _others(config: VllmConfig, settings: VllmSettings, drafter: Drafter | None, cache: Any) -> Force:
     """The drafters that the worker has in force beside the configured one."""
     if not settings.drafters:
-        return Force([], [], [])
+        return Force([], [], [], [])
     why = obstacle(config)
     others = further(settings, drafter or Drafter("none", "other", MAX_K))
     layers = [name for group in getattr(cache, "kv_cache_groups", ()) for name in group.layer_names]
@@ -92,6 +93,7 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
         drafter,
         settings,
         others=force.others,
+        absent=force.absent,
         software=f"vllm {__version__}",
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
         hardware=_hardware(config),
@@ -132,6 +134,9 @@ class _Hooks:
     def _give_up(self, hook: str, error: Exception) -> None:
         self.akc_errors += 1
         bridge, self._akc = self._akc, None
+        if isinstance(error, SettingsError):
+            _log.error("adaptive_k: disabled, vLLM's own scheduling is in force: %s", error)
+            return  # nothing has been started yet
         _log.error(
             "adaptive_k: %r in %s; vLLM's own scheduling is in force until this engine restarts. Check the settings in "
             "--additional-config '{\"adaptive_k\": {...}}' and report this if they are fine.",

@@ -45,7 +45,7 @@ STOCK: dict[str, Any] = {
 NGRAM: dict[str, Any] = {
     "lora": True, "engine": LITTLE_ROOM,
     "cases": [
-        *USUAL, {"name": "unusable settings", "settings": {"k_values": [9]}}, *faults(SYNC_HOOKS),
+        *USUAL, {"name": "unusable settings", "settings": {"static_k": 9}}, *faults(SYNC_HOOKS),
         *traffics("aborts", "several", "grammars", "loras", "again", "barred"),
     ],
 }  # fmt: skip
@@ -222,7 +222,9 @@ def test_settings_nobody_can_use_leave_vllm_s_own_scheduler(folder: Path, stock:
     ours = served(folder, NGRAM)["unusable settings"]
     assert ours["texts"] == stock["plain"]["texts"]
     assert (ours["errors"], ours["hooked"]) == (1, False)
-    assert "k_values has 9" in log(folder, NGRAM)
+    told = [line for line in log(folder, NGRAM).splitlines() if "static_k is 9" in line]
+    assert len(told) == 1
+    assert "disabled, vLLM's own scheduling is in force: static_k is 9; allowed: 0 to 4" in told[0]
 
 
 def test_vllm_s_own_table_is_followed_where_no_policy_is(folder: Path, stock: dict[str, Report]) -> None:
