@@ -1,4 +1,5 @@
-"""vLLM's scheduler with our hooks: the only module that touches vLLM.
+"""vLLM's scheduler with our hooks: the only module that touches vLLM. It is imported once its version has been checked
+(`entry`), since what it imports from vLLM may not be there in another.
 
 Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the error is logged once, serving goes on.
 """
@@ -29,7 +30,6 @@ from engine.vllm.drafter import Drafter, by_batch, configured, describe, further
 from engine.vllm.labels import Labels
 from engine.vllm.settings import VllmSettings, settings_of
 from engine.vllm.several import Force, in_force, obstacle
-from engine.vllm.versions import problem
 
 _log = logging.getLogger("vllm.adaptive_k")
 
@@ -264,20 +264,3 @@ class AsyncAdaptiveScheduler(_Hooks, AsyncScheduler):
         super()._apply(scheduler_output, planned, ks)
         for request, place in places:
             request.spec_token_ids = place
-
-
-class AdaptiveScheduler:
-    """What `--scheduler-cls` names: makes the scheduler that fits the configuration, vLLM's own where we do not fit."""
-
-    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
-        """A scheduler."""
-        asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
-        stock = AsyncScheduler if asynchronous else Scheduler
-        why = problem(__version__, stock)
-        if why is not None:
-            _log.error(
-                "adaptive_k: disabled, %s; vLLM serves as without it. Supported versions: docs/reference/vllm.md", why
-            )
-            return stock(vllm_config, *args, **kwargs)
-        ours = AsyncAdaptiveScheduler if asynchronous else SyncAdaptiveScheduler
-        return ours(vllm_config, *args, **kwargs)
