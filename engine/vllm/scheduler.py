@@ -183,9 +183,13 @@ class _Hooks:
         next_ones = itertools.islice(self.waiting, max(0, self.max_num_running_reqs - running))  # type: ignore[attr-defined]  # the scheduler's
         for request_id, salt in bridge.choose(next_ones, running).items():
             request = self.requests[request_id]  # type: ignore[attr-defined]  # the scheduler's
-            request.cache_salt = salt
-            request.block_hashes = []
-            request.update_block_hashes()
+            before = request.cache_salt, request.block_hashes
+            try:
+                request.cache_salt, request.block_hashes = salt, []
+                request.update_block_hashes()
+            except Exception:
+                request.cache_salt, request.block_hashes = before
+                raise
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's

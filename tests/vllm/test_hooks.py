@@ -123,3 +123,16 @@ def test_whatever_fails_vllm_s_own_scheduler_goes_on(
         assert last.num_spec_tokens_to_schedule == len(last.scheduled_spec_decode_tokens["a"]) == 4
     if place != "close":
         assert link.closed or not unreached  # by a thread of its own, where it failed
+
+
+def test_a_fault_while_blocks_are_salted_leaves_them_as_they_were(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler._akc, "choose", lambda next_ones, running: {"a": "small/"})
+    request = stub.request("a")
+    before = request.block_hashes
+    scheduler.add_request(request)
+    request.update_block_hashes = failing
+    step(scheduler)
+    assert scheduler.akc_errors == 1
+    assert (request.cache_salt, request.block_hashes) == (None, before)
