@@ -160,7 +160,8 @@ class Bridge:
         self._known: dict[str, _Known] = {}
         self._steps: deque[_Step] = deque()
         self._over: list[_Known] = []
-        self._last_end: float | None = None  # None: the engine was idle
+        self._last_end: float | None = None  # None: the engine was idle, or has been paused
+        self._interrupted = float("-inf")
 
     @property
     def counts(self) -> Counts:
@@ -364,9 +365,15 @@ class Bridge:
             verified += tokens
             if outcome is not None:
                 outcomes.append(outcome)
-        if outcomes:
+        # What was under way when generation was paused took as long as somebody liked.
+        if outcomes and done.began >= self._interrupted:
             self.link.record(StepOutcome(end - began, outcomes, verified, done.prefill, done.kv_tokens, done.drafted))
         self._finish()
+
+    def interrupted(self) -> None:
+        """Generation was paused, or goes on: the time since the last step belongs to no step."""
+        self._last_end = None
+        self._interrupted = self._clock()
 
     def _outcome(
         self, row: _Row, sampled: int, emitted: int, invalid: Mapping[str, int]

@@ -245,6 +245,13 @@ class _Hooks:
                 bridge.completed(scheduler_output, sampled, before, busy=busy)
         return result
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Leave pauses out of step times: requests run on, and no step is made."""
+        super().set_pause_state(pause_state)  # type: ignore[misc]  # the scheduler's
+        with self._ours("set_pause_state") as bridge:
+            if bridge is not None:
+                bridge.interrupted()
+
     def shutdown(self) -> None:
         """Send the last frame."""
         with self._ours("shutdown") as bridge:

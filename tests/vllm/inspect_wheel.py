@@ -53,6 +53,7 @@ USES: tuple[tuple[str, str], ...] = (
     (SCHEDULER, "_free_request"),
     ("v1/engine/core.py", "update_draft_token_ids"),
     ("v1/engine/core.py", "update_from_output"),
+    ("v1/engine/core.py", "set_pause_state"),
     ("v1/worker/gpu_model_runner.py", "num_spec_tokens_to_schedule"),
     (ASYNC, "spec_token_ids"),
 )

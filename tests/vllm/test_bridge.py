@@ -335,3 +335,23 @@ def test_no_worker_is_asked_for_more_than_its_drafter_was_made_for() -> None:
     engine.bridge.came(a)
     engine.schedule({a: 8}, new=["a"])
     assert engine.asked == [(4, {"a": 4})]
+
+
+def test_a_pause_is_no_part_of_a_step() -> None:
+    """As between two steps, and with a step under way that comes back when generation goes on."""
+    engine, a = Engine([0]), made("a")
+    engine.bridge.came(a)
+    engine.complete(engine.schedule({a: 8}, new=["a"]), {a: 1})
+    engine.draft({"a": 0})
+    engine.complete(engine.schedule({a: 1}), {a: 1}, took=0.02)
+    engine.bridge.interrupted()
+    engine.clock.now += 600.0
+    engine.bridge.interrupted()
+    engine.complete(engine.schedule({a: 1}), {a: 1}, took=0.03)
+    under_way = engine.schedule({a: 1})
+    engine.bridge.interrupted()
+    engine.clock.now += 600.0
+    engine.bridge.interrupted()
+    engine.complete(under_way, {a: 1}, took=0.01)
+    engine.complete(engine.schedule({a: 1}), {a: 1}, took=0.04)
+    assert [step.seconds for step in engine.link.steps] == pytest.approx([0.02, 0.03, 0.04])

@@ -93,7 +93,7 @@ def failing(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("a fault, on purpose")
 
 
-PLACES = ["came", "choose", "scheduled", "outputs", "completed", "ended", "close"]
+PLACES = ["came", "interrupted", "choose", "scheduled", "outputs", "completed", "ended", "close"]
 
 
 @pytest.mark.parametrize("place", [*PLACES, "offered", "validated", "_apply"])
@@ -109,6 +109,7 @@ def test_whatever_fails_vllm_s_own_scheduler_goes_on(
     scheduler.add_request(request)
     for _ in range(3):
         last = step(scheduler)
+        scheduler.set_pause_state(2)
     scheduler._free_request(request)
     scheduler.shutdown()
     unreached = asynchronous and place in ("offered", "validated")
@@ -116,6 +117,7 @@ def test_whatever_fails_vllm_s_own_scheduler_goes_on(
     assert (scheduler._akc is None) is not unreached
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * (not unreached)
     assert scheduler.did.count("update_from_output") == scheduler.did.count("_update_after_schedule") == 3
+    assert scheduler.did.count("set_pause_state") == 3
     assert scheduler.did[-2:] == ["_free_request", "shutdown"]
     assert request.num_output_tokens == 3
     if place not in ("ended", "close") and not unreached:
