@@ -24,7 +24,7 @@ Report = dict[str, Any]
 
 LITTLE_ROOM = {"max_num_batched_tokens": 32, "num_gpu_blocks_override": 9, "block_size": 32}
 TABLE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 512, 0]]}
-SYNC_HOOKS = ["came", "ended", "scheduled", "offered", "validated", "outputs", "completed"]
+SYNC_HOOKS = ["came", "ended", "choose", "scheduled", "_apply", "offered", "validated", "outputs", "completed"]
 ASYNC_HOOKS = [hook for hook in SYNC_HOOKS if hook not in ("offered", "validated")]  # drafts never pass through there
 LABELLED = {"request_id": r"^(?:\d+_)?([a-z]+)\."}  # `math.3`, and `1_math.3` for the second of several answers
 

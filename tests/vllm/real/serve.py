@@ -6,8 +6,8 @@ one engine in a process and takes long for it, so what can share an engine does:
 
 and a case is {"name": ..., "k": "stock" | "static" | "mixed", "fault": HOOK, "settings": {ours}, "traffic": NAME}: the
 scheduler gets a fresh bridge for each (none for `stock`), `mixed` is a K at random for every row of every step, and a
-fault is an error in the bridge's side of a hook. `"supported": false` makes the installed version one that we do not
-support. Traffic is one of `TRAFFIC`.
+fault is an error in the bridge's side of a hook, or in the scheduler's `_apply`. `"supported": false` makes the
+installed version one that we do not support. Traffic is one of `TRAFFIC`.
 """
 
 import json
@@ -123,10 +123,10 @@ TRAFFIC: dict[str, Callable[[], list[Asked]]] = {
 }  # fmt: skip
 
 
-def spoil(bridge: Any, hook: str) -> None:
-    """Make the bridge's side of a hook fail at its 20th call."""
+def spoil(ours: Any, hook: str) -> None:
+    """Make a method of the bridge or the scheduler fail at its 20th call."""
     calls = [0]
-    whole = getattr(bridge, hook)
+    whole = getattr(ours, hook)
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -134,7 +134,7 @@ def spoil(bridge: Any, hook: str) -> None:
             raise RuntimeError(f"a fault, on purpose: {hook}")
         return whole(*args, **kwargs)
 
-    setattr(bridge, hook, failing)
+    setattr(ours, hook, failing)
 
 
 class Served:
@@ -194,6 +194,7 @@ class Served:
     def case(self, case: dict[str, Any]) -> dict[str, Any]:
         """Serve a case's requests and report."""
         scheduler = self.scheduler
+        vars(scheduler).pop("_apply", None)  # of a fault before
         if hasattr(scheduler, "_start"):
             if scheduler._akc is not None:
                 scheduler._akc.abandon()
@@ -214,7 +215,7 @@ class Served:
         if bridge is not None:
             self._note_limits(bridge.link)
         if "fault" in case:
-            spoil(bridge, case["fault"])
+            spoil(bridge if hasattr(bridge, case["fault"]) else scheduler, case["fault"])
         self.llm.reset_prefix_cache()
         self.requests.clear()
         self.joined = self.chunks = 0
