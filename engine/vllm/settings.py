@@ -57,8 +57,8 @@ class DrafterSettings(msgspec.Struct, frozen=True, kw_only=True):
 class VllmSettings(LinkSettings, frozen=True, kw_only=True):
     """`off`: leave vLLM as it is. `draft`: the drafter's name on the wire, by default its model's or its method's.
     `k_values`: the K to choose from, 0 and 1 to the configured number by default; on a GPU name those whose graphs were
-    captured. Without `static_draft` and `static_k` the static choice is what the operator configured. `drafters`: more
-    than the configured one (as JSON in the environment).
+    captured. Without `static_draft` and `static_k` the static choice is what the operator configured; `static_k` alone
+    is one of the configured drafter's. `drafters`: more than the configured one (as JSON in the environment).
 
     A request's domain is its `vllm_xargs.domain`; else what `request_id` (a regular expression with one group) finds in
     its id, which holds the `X-Request-Id` header under `--enable-request-id-headers`; else, with `lora`, the name of
