@@ -139,7 +139,8 @@ class PoolLoop:
             except UNAVAILABLE as error:
                 failures += 1
                 self.problem = f"Redis does not answer: {error}"
-                self._log.warning("pool %s: %s", self.store.pool, self.problem)
+                if failures == 1:  # once, however long it lasts
+                    self._log.warning("pool %s: %s; trying again", self.store.pool, self.problem)
                 await self._pause(min(SLOWEST_RETRY, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
             except CheckpointError as error:
                 self.problem = str(error)

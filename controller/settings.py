@@ -16,7 +16,7 @@ from engine.link.settings import SettingsError
 POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 RedisUrl = Annotated[str, msgspec.Meta(pattern=r"^(redis|rediss|unix)://", extra={"env": "REDIS_URL"})]
-PoolName = Annotated[str, msgspec.Meta(pattern=f"^{POOL_NAME.pattern}$")]
+PoolName = Annotated[str, msgspec.Meta(pattern=rf"^{POOL_NAME.pattern}$(?!\n)")]
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):

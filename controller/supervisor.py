@@ -28,6 +28,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         self._refused: set[str] = set()
+        self._away = False  # the log knows that Redis is
 
     async def run(self) -> None:
         """Serve all pools until `stop`; ends when every loop has written its last checkpoint."""
@@ -36,10 +37,13 @@ class Supervisor:
                 for pool in self.settings.pools or await pools(self.client):
                     self._serve(pool)
                 await self.client.ping()
-                self.problem = None
+                if self._away:
+                    log.info("Redis answers again")
+                self._away, self.problem = False, None
             except UNAVAILABLE as error:
-                self.problem = f"Redis does not answer: {error}"
-                log.warning("%s", self.problem)
+                if not self._away:  # once, however long it lasts
+                    log.warning("Redis does not answer: %s; trying again", error)
+                self._away, self.problem = True, f"Redis does not answer: {error}"
             try:
                 await asyncio.wait_for(self._stopping.wait(), DISCOVERY_SECONDS)
             except TimeoutError:

@@ -54,6 +54,7 @@ class Judge:
 
     def _judge(self, data: bytes | None, now: float) -> tuple[str, str]:
         if data is None:
+            self.expire(now)
             return "absent", "the key holds no policy" + (", the last one stays until it expires" * bool(self._current))
         try:
             policy = self._read(data)
@@ -70,6 +71,14 @@ class Judge:
             return self._drop("unreadable", f"version {version} contradicts itself, static choice in force: {error}")
         self.newest, self._current = version, policy
         return "prolonged" if prolonged else "applied", f"version {version} in force"
+
+    def expire(self, now: float) -> None:
+        """Say so, once, when the policy in force has expired unrenewed; the engine left it by itself."""
+        if self._current is not None and now >= self._current.expires:
+            self.log.warning(
+                "policy: version %s has expired, static choice in force until a newer one comes", self._current.version
+            )
+            self._current = None
 
     def _read(self, data: bytes) -> Policy:
         policy = decode_policy(data)
@@ -134,8 +143,10 @@ class Follower:
             except (redis.RedisError, OSError) as error:
                 self._failure(f"{type(error).__name__}: {error}")
             except Exception as error:
-                self.judge.log.exception("follower: unexpected error")
+                if self.why != repr(error):  # once: it will be tried again and again
+                    self.judge.log.exception("follower: unexpected error")
                 self._failure(repr(error))
+            self.judge.expire(time.time())
             wait = self._backoff.after_failure()
 
     def _follow(self) -> None:

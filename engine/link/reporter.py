@@ -157,7 +157,8 @@ class Reporter:
             self._failure(f"{type(error).__name__}: {error}")
             return False
         except Exception as error:  # the thread must live on: the next frame starts from the counters again
-            self._log.exception("reporter: a frame could not be made")
+            if self.why != repr(error):  # once: it will be tried again and again
+                self._log.exception("reporter: a frame could not be made")
             self._failure(repr(error))
             return False
         self._since = generation
