@@ -213,10 +213,22 @@ def without_pin(orders: Orders, domain: str, regime: Regime | None, now: float) 
     return msgspec.structs.replace(orders, pins=tuple(kept))
 
 
-def with_reset(orders: Orders, domain: str | None, draft: str | None) -> Orders:
-    """A reset more. Raises `OrderError` where it names nothing."""
+def with_reset(
+    orders: Orders, domain: str | None, draft: str | None, domains: Collection[str], drafts: Collection[str]
+) -> Orders:
+    """A reset more. `domains`, `drafts`: those of which something can have been learned. Raises `OrderError` where it
+    names nothing, or something else.
+
+    >>> with_reset(Orders(), "caht", None, ["chat", "code"], ["ngram"])
+    Traceback (most recent call last):
+    controller.steering.OrderError: nothing was learned of domain 'caht'; known are 'chat', 'code'
+    """
     if domain is None and draft is None:
         raise OrderError("a reset names a domain, a draft or both")
+    for word, name, known in (("domain", domain, domains), ("draft", draft, drafts)):
+        if name is not None and name not in known:
+            names = ", ".join(map(repr, sorted(known))) or "none yet"
+            raise OrderError(f"nothing was learned of {word} {name!r}; known are {names}")
     number = 1 + max((reset.number for reset in orders.resets), default=0)
     resets = (*orders.resets, Reset(number, domain, draft))[-MAX_RESETS:]
     return msgspec.structs.replace(orders, resets=resets)

@@ -211,6 +211,13 @@ class Tuner:
         spec = pool_spec(incarnation.describe for incarnation in self.ledger.live())
         return [] if spec is None else [draft.name for draft in spec.drafts]
 
+    @property
+    def learned(self) -> tuple[set[str], set[str]]:
+        """Names of the domains and drafts that the learner knows, drafts that have gone among them."""
+        if self._learner is None:
+            return set(), set()
+        return {domain for domain, _ in self._learner.contexts.names}, self._learner.drafts
+
     def steer(self, orders: Orders, now: float) -> None:
         """Obey these orders from the next decision on. `now`: wall clock, seconds."""
         self.orders = orders

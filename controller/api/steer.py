@@ -253,7 +253,7 @@ async def reset(
     names = [f"{word} {value}" for word, value in (("domain", body.domain), ("draft", body.draft)) if value is not None]
     made = await change(
         loop, who, "reset " + ", ".join(names), body.why, if_match,
-        lambda orders, _, __: steering.with_reset(orders, body.domain, body.draft),
+        lambda orders, tuner, _: steering.with_reset(orders, body.domain, body.draft, *tuner.learned),
     )  # fmt: skip
     return _answer(response, made)
 

@@ -180,13 +180,17 @@ class Learner:
             rows=prices.loads.rows,
         )
 
+    @property
+    def drafts(self) -> set[str]:
+        """Names of the drafts there are, and of those that something was learned of."""
+        return {name for _, _, name in self.acceptance.rows} | self._drafts
+
     def forget(self, domain: str | None, draft: str | None) -> None:
         """Learn anew: acceptance of a draft in a domain, of all drafts in it (`draft` None), or of a draft everywhere
         and the prices of its steps (`domain` None). The contexts concerned get their full exploration budget."""
         self._grow()
         contexts = [c for c, (name, _) in enumerate(self.contexts.names) if domain is None or name == domain]
-        known = {name for _, _, name in self.acceptance.rows} | self._drafts
-        drafts = known if draft is None else {draft}
+        drafts = self.drafts if draft is None else {draft}
         self.acceptance.forget({(c, name) for c in contexts for name in drafts})
         if domain is None and draft is not None:
             self.steps.forget(draft)

@@ -93,10 +93,10 @@ def test_shares_belong_to_the_modes_that_have_them() -> None:
 def test_resets_are_numbered_and_the_newest_kept() -> None:
     orders = Orders()
     for _ in range(70):
-        orders = steering.with_reset(orders, "chat", None)
+        orders = steering.with_reset(orders, "chat", None, ["chat"], [])
     assert (len(orders.resets), orders.resets[0].number, orders.resets[-1].number) == (64, 7, 70)
     with pytest.raises(OrderError, match="names a domain, a draft or both"):
-        steering.with_reset(orders, None, None)
+        steering.with_reset(orders, None, None, [], [])
 
 
 def test_a_fixed_window_leaves_one_choice_for_everybody_and_the_shares_that_explore() -> None:
