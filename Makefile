@@ -8,7 +8,7 @@ TORCH  := torch==2.13.0
 # Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-vllm test-browser test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm lock clean help
+.PHONY: demo test test-slow test-vllm test-browser pictures test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -18,7 +18,9 @@ help:
 	@echo "make bench-vllm    the plug-in beside stock vLLM servers (VLLM_PYTHON=; about an hour)"
 	@echo "make test-vllm     the vLLM plug-in on a real vLLM (VLLM_PYTHON=a python that has one)"
 	@echo "make test-browser  the dashboard in a real Chromium"
+	@echo "make pictures      the dashboard's pictures in docs/images, of a live simulation (Chromium; 3 minutes)"
 	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
+	@echo "make reference     write the tables of docs/reference that come from the code"
 	@echo "make lock          resolve the lock file anew"
 
 $(VENV)/.installed: requirements/lock.txt pyproject.toml
@@ -59,6 +61,11 @@ test-slow: models
 test-browser: setup
 	$(BIN)/python -m pytest tests/browser -m browser -p no:cacheprovider
 
+# The pictures in README and docs, small. PICTURES_ARGS="--url http://127.0.0.1:8080" takes them of a running controller.
+PICTURES_ARGS ?=
+pictures: setup
+	$(BIN)/python -m tests.browser.pictures $(PICTURES_ARGS)
+
 bench: bench-engine bench-link
 	$(BIN)/python -m tests.bench.bench_learner_micro
 
@@ -89,6 +96,11 @@ bench-vllm: models
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m slow -p no:cacheprovider
+
+# The tables that documents take from the code.
+reference: setup
+	$(BIN)/python -m controller.api.reference
+	$(BIN)/python -m controller.cli.reference
 
 lock: setup
 	UV=$(BIN)/uv requirements/lock.sh

@@ -34,8 +34,15 @@ from controller.metrics import registry
 from controller.settings import ControllerSettings
 from controller.supervisor import Supervisor
 from controller.tokens import Tokens, create
+from engine.link.logs import configure, uvicorn_log
 
 log = logging.getLogger("controller")
+
+# What holds no figures needs no token: the page asks for one.
+FREE = (health.router, whoami.router, pages.router)
+# In this order: a domain's path takes all that follows it.
+_READ = (pools, router, events, policies, decisions, engines, audit, steer, whatif, domains, status)
+ASKING = (health.measured, *(module.router for module in _READ))
 
 
 def create_app(settings: ControllerSettings) -> FastAPI:
@@ -49,7 +56,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         supervisor = Supervisor(settings)
         app.state.supervisor = supervisor
-        app.state.registry = registry(supervisor)
+        app.state.registry = registry(supervisor, _version())
         serving = asyncio.create_task(supervisor.run(), name="supervisor")
         try:
             yield
@@ -68,15 +75,12 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     )
     app.state.ending = False  # the process is to end: streams that would never end do
     app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
-    problems.install(app)
+    problems.install(app, [*FREE, *ASKING])
     app.add_middleware(limits.BodyLimit)
-    # What holds no figures needs no token: the page asks for one.
-    for module in (health, whoami, pages):
-        app.include_router(module.router)
-    # In this order: a domain's path takes all that follows it.
-    read = (pools, router, events, policies, decisions, engines, audit, steer, whatif, domains, status)
-    for one in (health.measured, *(module.router for module in read)):
-        app.include_router(one, dependencies=[Depends(reader)])
+    for one in FREE:
+        app.include_router(one)
+    for one in ASKING:
+        app.include_router(one, dependencies=[Depends(reader)], responses=problems.documented(401))
     return app
 
 
@@ -92,8 +96,7 @@ def _tokens(settings: ControllerSettings) -> Tokens:
 
 def run(settings: ControllerSettings) -> None:
     """Serve until SIGINT or SIGTERM, then write the last checkpoints, release the leases and return."""
-    level = settings.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.log_level, settings.log_format)
     host = settings.host
     if not is_loopback(host) and settings.tokens_file is None:
         log.warning("no tokens_file: listening on 127.0.0.1 instead of %s, where everybody could steer", host)
@@ -107,6 +110,7 @@ def run(settings: ControllerSettings) -> None:
         access_log=False,
         timeout_graceful_shutdown=5,
         server_header=False,
+        **uvicorn_log(settings.log_format),
     )
     _Server(config, app).run()
 

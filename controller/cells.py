@@ -42,7 +42,7 @@ class _Counters(NamedTuple):
 
 
 _COUNTERS: dict[type, _Counters] = {
-    AcceptanceCell: _Counters(lists=("seen", "accepted")),
+    AcceptanceCell: _Counters(lists=("seen", "accepted", "drafted")),
     MomentCell: _Counters(
         scalars=("segments", "total_s", "total_a", "total_ss", "total_sa", "total_aa"),
         lists=("s", "a", "ss", "sa", "aa"),
@@ -150,7 +150,7 @@ def _map(cell: Cell, name: str, mine: dict[str, int], theirs: dict[str, int], si
 
 
 def _check_prefix(change: AcceptanceCell) -> None:
-    """Position i + 1 is only seen where i was accepted, and accepted only where seen."""
+    """Position i + 1 is only drafted where i was, only seen where i was accepted, and accepted only where seen."""
     if len(change.seen) != len(change.accepted):
         raise CellError(f"{_name(change)}: {len(change.seen)} positions seen, {len(change.accepted)} accepted")
     limit: float = inf
@@ -160,6 +160,15 @@ def _check_prefix(change: AcceptanceCell) -> None:
         if seen > limit:
             raise CellError(f"{_name(change)}: position {position} seen {seen} times after {limit} accepted before it")
         limit = accepted
+    if not change.drafted:  # an engine need not count it
+        return
+    limit = inf
+    for position, (drafted, seen) in enumerate(zip_longest(change.drafted, change.seen, fillvalue=0), start=1):
+        if drafted < seen:
+            raise CellError(f"{_name(change)}: position {position} seen {seen} times but drafted {drafted} times")
+        if drafted > limit:
+            raise CellError(f"{_name(change)}: position {position} drafted {drafted} times, the one before {limit}")
+        limit = drafted
 
 
 def _check_sums(change: CostCell) -> None:

@@ -7,7 +7,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -141,6 +141,24 @@ class Client:
         return self._put(
             OrdersView, f"{self.pool_url(pool)}/drafts/{quote(draft, safe='')}", {"retired": retired, "why": why}
         )
+
+    def measure(
+        self,
+        pool: str,
+        minutes: float,
+        windows: int = 20,
+        *,
+        share: float = 0.5,
+        against: Literal["static", "none"] = "static",
+        why: str = "",
+    ) -> OrdersView:
+        """Measure the gain over a fixed choice; what comes out is `measured_gain` of the pool."""
+        body = {"minutes": minutes, "windows": windows, "share": share, "against": against, "why": why}
+        return self._put(OrdersView, f"{self.pool_url(pool)}/measure", body)
+
+    def stop_measuring(self, pool: str, why: str = "") -> OrdersView:
+        """End the measurement; what is complete counts."""
+        return _read(OrdersView, self._ask("DELETE", f"{self.pool_url(pool)}/measure", params={"why": why}))
 
     def what_if(
         self,

@@ -13,6 +13,7 @@ import msgspec
 from controller.cells import Cell, CellError, Key, add, cells_of, key, subtract
 from controller.learner.evidence import Delta
 from controller.likeness import disagreement
+from controller.reported import Sums
 from engine.link.messages import (
     OTHER,
     AcceptanceCell,
@@ -61,6 +62,7 @@ class Incarnation(msgspec.Struct):
     lost: int = 0
     ended: float | None = None
     final: bool = False
+    policy_age: float | None = None
 
 
 class Stranger(msgspec.Struct):
@@ -120,7 +122,8 @@ class _State(msgspec.Struct):
 class Ledger:
     """All incarnations of one pool. `totals`: the sum of everything given out, by cell, after the domain cap.
 
-    `strangers`: engines with another target that report to this pool, by name.
+    `sums`: of each incarnation's cells, before it. `strangers`: engines with another target that report to this
+    pool, by name.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -130,6 +133,7 @@ class Ledger:
         self.incarnations: dict[str, Incarnation] = {}
         self.strangers: dict[str, Stranger] = {}
         self.totals: dict[Key, AcceptanceCell | AccountCell] = {}
+        self.sums: dict[str, Sums] = {}
         self._cells: dict[str, dict[Key, Cell]] = {}  # by incarnation: the last value of each of its cells
         self._tombstones: dict[str, tuple[float, int]] = {}  # let go: when it ended, its last seq
         self._domains: dict[str, None] = {OTHER: None}
@@ -169,7 +173,7 @@ class Ledger:
         surplus = [*_before_last(silent, self.limits.engines), *_before_last(closed, self.limits.endings)]
         old = [i for i in ended if now - (i.ended or 0.0) > self.limits.tombstone]
         for incarnation in {i.id: i for i in surplus + old}.values():
-            del self.incarnations[incarnation.id], self._cells[incarnation.id]
+            del self.incarnations[incarnation.id], self._cells[incarnation.id], self.sums[incarnation.id]
             self._tombstones[incarnation.id] = (incarnation.ended or 0.0, incarnation.seq)
         kept = sorted(
             (t for t in self._tombstones.items() if now - t[1][0] <= self.limits.tombstone), key=lambda t: t[1]
@@ -195,6 +199,8 @@ class Ledger:
             self._welcome(incarnation, arrived)
         interval = frame.time - incarnation.time
         self._advance(incarnation, frame, arrived, cells)
+        for change in changes:
+            self.sums[incarnation.id].add(change)
         if let_go:
             # What it had before was given out once; without its cells only what comes from now on can be told.
             del self._tombstones[frame.incarnation]
@@ -254,6 +260,7 @@ class Ledger:
                 other.ended = arrived
         self.incarnations[incarnation.id] = incarnation
         self._cells[incarnation.id] = {}
+        self.sums[incarnation.id] = Sums()
         self.target = incarnation.describe.target
 
     def _advance(self, incarnation: Incarnation, frame: Frame, arrived: float, cells: dict[Key, Cell]) -> None:
@@ -271,6 +278,7 @@ class Ledger:
         incarnation.applied, incarnation.breaker = frame.applied, frame.breaker
         incarnation.running, incarnation.waiting = frame.running, frame.waiting
         incarnation.steps, incarnation.lost = frame.steps, frame.lost
+        incarnation.policy_age = frame.policy_age
         incarnation.final = frame.final
         incarnation.ended = arrived if frame.final else None
         self.target = incarnation.describe.target
@@ -349,6 +357,9 @@ class Ledger:
             ledger.incarnations[incarnation.id] = incarnation
             cells: tuple[Cell, ...] = (*kinds.acceptance, *kinds.moments, *kinds.cost, *kinds.account)
             ledger._cells[incarnation.id] = {key(cell): cell for cell in cells}
+            sums = ledger.sums[incarnation.id] = Sums()
+            for cell in cells:
+                sums.add(cell)
         totals: tuple[AcceptanceCell | AccountCell, ...] = (*state.totals[0], *state.totals[1])
         ledger.totals = {key(cell): cell for cell in totals}
         ledger._domains = dict.fromkeys(state.domains)

@@ -22,6 +22,7 @@ from controller.steering import Orders
 from controller.store import UNAVAILABLE, CheckpointError, Commit, LeaseLostError, PoolStore
 from controller.tuner import Decided, Tuner
 from controller.view import PoolView
+from engine.link.logs import Told
 from engine.link.messages import Version
 
 log = logging.getLogger("controller")
@@ -76,6 +77,7 @@ class PoolLoop:
         self._n = 0
         self._number = 0
         self._renewed = 0.0
+        self._log = Told(log, pool=store.pool, policy_version=lambda: self._committed if self._committed[1] else None)
         self._decided = 0.0
         self._issued = 0.0
 
@@ -133,20 +135,21 @@ class PoolLoop:
                 await self._lead()
             except LeaseLostError as error:
                 self.role = "standby"
-                log.warning("%s", error)
+                self._log.warning("%s", error)
             except UNAVAILABLE as error:
                 failures += 1
                 self.problem = f"Redis does not answer: {error}"
-                log.warning("pool %s: %s", self.store.pool, self.problem)
+                if failures == 1:  # once, however long it lasts
+                    self._log.warning("pool %s: %s; trying again", self.store.pool, self.problem)
                 await self._pause(min(SLOWEST_RETRY, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
             except CheckpointError as error:
                 self.problem = str(error)
-                log.error("pool %s: %s", self.store.pool, error)  # noqa: TRY400  (the message says it all)
+                self._log.error("pool %s: %s", self.store.pool, error)
                 await self._give_up()
             except Exception:
                 # Whatever is half done in memory is dropped; the checkpoint is whole.
                 self.problem = "an internal error; the log has it. Starting over from the checkpoint"
-                log.exception("pool %s", self.store.pool)
+                self._log.exception("pool %s", self.store.pool)
                 self.tuner = None
                 await self._give_up()
         await self._leave()
@@ -171,7 +174,7 @@ class PoolLoop:
         self._n, self._decided, self._issued, self._orders = 0, 0.0, 0.0, None
         self.history = History(_samples(await self.store.history(SPARSE)))
         self.feed.begin(epoch)
-        log.info("pool %s: leading with epoch %d, reading after %s", self.store.pool, epoch, self.tuner.last_id)
+        self._log.info("pool %s: leading with epoch %d, reading after %s", self.store.pool, epoch, self.tuner.last_id)
         return True
 
     async def _lead(self) -> None:
@@ -227,9 +230,9 @@ class PoolLoop:
             orders = Orders() if written is None else msgspec.json.decode(written, type=Orders)
         except msgspec.MsgspecError as error:
             # Somebody else's writing: what was in force stays.
-            log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)  # noqa: TRY400
+            self._log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)
             return False
-        await self._work(tuner.steer, orders)
+        await self._work(tuner.steer, orders, self._clock())
         self.feed.put("order", msgspec.json.encode({"revision": orders.revision}))
         return tuner.ready
 
@@ -291,7 +294,7 @@ class PoolLoop:
         if tuner.applied is None or tuner.applied <= (self._epoch(), self._n):
             return
         epoch = max(tuner.applied[0] + 1, int(self._clock() * 1000))
-        log.warning("pool %s: an engine applies %s; moving to epoch %d", self.store.pool, tuner.applied, epoch)
+        self._log.warning("pool %s: an engine applies %s; moving to epoch %d", self.store.pool, tuner.applied, epoch)
         await self.store.raise_epoch(epoch)
         self._n, self._decided = 0, 0.0
 
@@ -338,4 +341,4 @@ class PoolLoop:
             await self.store.release()
         except (LeaseLostError, *UNAVAILABLE) as error:
             # Frames since the last commit are still in the stream; the next leader reads them.
-            log.warning("pool %s: left without a last checkpoint: %s", self.store.pool, error)
+            self._log.warning("pool %s: left without a last checkpoint: %s", self.store.pool, error)

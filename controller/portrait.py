@@ -1,17 +1,25 @@
 """Draws the view of a pool: from what the ledger, the learner and the last decision hold to records for people."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from controller import view
+from controller.causes import Causes
 from controller.learner.config import PoolSpec
 from controller.learner.decision import Arm, Decision
 from controller.learner.estimates import CurvePoint, Estimates
 from controller.learner.evidence import FEEDING
+from controller.learner.gate import Gate
 from controller.ledger import Incarnation, Ledger
 from controller.recent import Cell, Recent, Sums, pool_traffic, speedups, traffic
+from controller.reported import Reported
+from controller.reported import Sums as Counted
 from engine.link.messages import AcceptanceCell, AccountCell, Version
+
+REPORTED = 64  # engines whose sums are kept in view
 
 Arms = dict[Cell, tuple[str, int]]
 
@@ -33,6 +41,10 @@ class Subject(NamedTuple):
     decisions: int
     switches: int
     records: list[view.DecisionRecord]
+    measured: view.Measured | None
+    gains: Mapping[tuple[str, str], view.Interval]
+    causes: Causes
+    gate: Gate | None = None
 
 
 def portray(
@@ -61,11 +73,54 @@ def portray(
         traffic=pool_traffic(subject.recent, cells, known),
         disagreement=ledger.disagreement(),
         engines=[_engine(incarnation) for incarnation in ledger.incarnations.values()],
-        domains=_domains(subject, cells, known),
+        domains=_domains(subject, cells, known, now),
         decisions=subject.decisions,
         switches=subject.switches,
         records=subject.records,
+        measured=subject.measured,
+        gate=_gate(subject),
+        counts=_counts(ledger),
+        reported=_reported(ledger),
     )
+
+
+def _gate(subject: Subject) -> view.Gate | None:
+    gate, decision = subject.gate, subject.decision
+    if gate is None or decision is None:
+        return None
+    rows = zip(decision.contexts, gate.reserve.tolist(), gate.closed.tolist(), strict=False)
+    contexts = [view.Reserve(domain, regime, steps, closed) for (domain, regime), steps, closed in rows]
+    return view.Gate(gate.budget, gate.pool_reserve, gate.pool_closed, contexts)
+
+
+def _reported(ledger: Ledger) -> list[Reported]:
+    """What live engines reported, in the order they came, `REPORTED` of them."""
+    rows = []
+    for one in islice(ledger.live(), REPORTED):
+        in_force = one.applied is not None
+        rows.append(
+            Reported(
+                engine=one.engine,
+                seen=one.seen,
+                breaker=one.breaker,
+                running=one.running,
+                waiting=one.waiting,
+                steps=one.steps,
+                lost=one.lost,
+                missed=one.missed,
+                in_force=in_force,
+                policy_age=one.policy_age if in_force else None,
+                sums=ledger.sums[one.id].copy(),
+            )
+        )
+    return rows
+
+
+def _counts(ledger: Ledger) -> dict[tuple[str, str], Counted]:
+    counts: dict[tuple[str, str], Counted] = defaultdict(Counted)
+    for cell in ledger.totals.values():
+        counts[cell.domain, cell.regime].add(cell)
+    return dict(counts)
 
 
 def _drafts(subject: Subject) -> list[view.Draft]:
@@ -93,7 +148,9 @@ def _engine(incarnation: Incarnation) -> view.Engine:
     )
 
 
-def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval]) -> list[view.Domain]:
+def _domains(
+    subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval], now: float
+) -> list[view.Domain]:
     """Every (domain, regime) that was ever served, most served first."""
     served: dict[tuple[str, str], dict[int, Sums]] = defaultdict(dict)
     for cell in subject.ledger.totals.values():
@@ -101,7 +158,7 @@ def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.I
             loads = served[cell.domain, cell.regime]
             loads[cell.load] = loads.get(cell.load, Sums()).plus(cell)
     curves = _curves(subject)
-    choices = _choices(subject.decision, served)
+    choices = _choices(subject.decision, served, subject.causes, now)
     domains = []
     for name, loads in sorted(served.items(), key=lambda item: -sum(s.row_steps for s in item[1].values())):
         recent = {cell: sums for cell, sums in cells.items() if cell[:2] == name}
@@ -115,6 +172,7 @@ def _domains(subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.I
                 main_load=max(recent, key=lambda cell: recent[cell].row_steps)[2] if recent else None,
                 curves=curves.get(name, []),
                 choices=choices.get(name, []),
+                measured=subject.gains.get(name),
             )
         )
     return domains
@@ -140,12 +198,15 @@ def _curves(subject: Subject) -> dict[tuple[str, str], list[view.Curve]]:
             acceptance = view.Interval(point.mean, point.low, point.high)
             counted = (seen[i], accepted[i]) if i < len(seen) else (0, 0)
             positions.append(view.Position(point.position, acceptance, survival, *counted))
-        curves[domain, regime].append(view.Curve(draft, row[0].effective, positions))
+        first = row[0]
+        sd = None if math.isnan(first.spread) else first.spread
+        spread = view.Spread(first.segments, sd, first.seen, first.deff)
+        curves[domain, regime].append(view.Curve(draft, first.effective, spread, positions))
     return curves
 
 
 def _choices(
-    decision: Decision | None, served: dict[tuple[str, str], dict[int, Sums]]
+    decision: Decision | None, served: dict[tuple[str, str], dict[int, Sums]], causes: Causes, now: float
 ) -> dict[tuple[str, str], list[view.Choice]]:
     if decision is None:
         return {}
@@ -172,7 +233,7 @@ def _choices(
         ]
         top = table[0]  # `arms` gives the most probable one first
         steps = served[domain, regime].get(load, Sums()).row_steps
-        reason = reasons[domain, regime, load]
+        reason = causes.tell((domain, regime, load), reasons[domain, regime, load], now)
         choices[domain, regime].append(
             view.Choice(load, top.draft, top.k, top.probability, top.speedup, reason, steps, table)
         )

@@ -10,13 +10,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from engine.link.address import PATTERN
+from engine.link.logs import LogFormat
 from engine.link.messages import Mode
 from engine.link.settings import SettingsError
 
 POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 RedisUrl = Annotated[str, msgspec.Meta(pattern=PATTERN, extra={"env": "REDIS_URL"})]
-PoolName = Annotated[str, msgspec.Meta(pattern=f"^{POOL_NAME.pattern}$")]
+PoolName = Annotated[str, msgspec.Meta(pattern=rf"^{POOL_NAME.pattern}$(?!\n)")]
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     draws: Annotated[int, msgspec.Meta(ge=32, le=8192)] = 256
     seed: int | None = None
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         least = 3 * self.decide_seconds

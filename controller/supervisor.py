@@ -28,6 +28,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         self._refused: set[str] = set()
+        self._away = False  # the log knows that Redis is
 
     async def run(self) -> None:
         """Serve all pools until `stop`; ends when every loop has written its last checkpoint."""
@@ -36,10 +37,13 @@ class Supervisor:
                 for pool in self.settings.pools or await pools(self.client):
                     self._serve(pool)
                 await self.client.ping()
-                self.problem = None
+                if self._away:
+                    log.info("Redis answers again")
+                self._away, self.problem = False, None
             except UNAVAILABLE as error:
-                self.problem = f"Redis does not answer: {error}"
-                log.warning("%s", self.problem)
+                if not self._away:  # once, however long it lasts
+                    log.warning("Redis does not answer: %s; trying again", error)
+                self._away, self.problem = True, f"Redis does not answer: {error}"
             try:
                 await asyncio.wait_for(self._stopping.wait(), DISCOVERY_SECONDS)
             except TimeoutError:
@@ -55,11 +59,16 @@ class Supervisor:
             return
         if not POOL_NAME.fullmatch(pool):
             self._refused.add(pool)
-            log.error("pool %r is not served: its name is not 1-64 letters, digits, '.', '_' or '-'", pool)
+            log.error(
+                "pool %r is not served: its name is not 1-64 letters, digits, '.', '_' or '-'",
+                pool,
+                extra={"pool": pool},
+            )
             return
         if len(self.pools) >= self.settings.max_pools:
             self._refused.add(pool)
-            log.error("pool %s is not served: max_pools is %d", pool, self.settings.max_pools)
+            most = self.settings.max_pools
+            log.error("pool %s is not served: max_pools is %d", pool, most, extra={"pool": pool})
             return
         store = PoolStore(self.client, pool, lease_seconds=self.settings.lease_seconds)
         self.pools[pool] = PoolLoop(store, self.settings)

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from controller.causes import Causes, Event, basis_of
+from controller.causes import State as CausesState
 from controller.learner.config import LearnerConfig, PoolSpec
 from controller.learner.decision import Decision
+from controller.learner.discount import Array
 from controller.learner.estimates import Estimates
 from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
@@ -19,7 +22,7 @@ from controller.offer import offer_of
 from controller.portrait import Arms, Subject, portray
 from controller.recent import Recent
 from controller.settings import ControllerSettings
-from controller.steering import Orders, pinned
+from controller.steering import Orders, Pin, by_context, fixed, pinned
 from controller.store import (
     DEAD_LETTERS,
     KEPT_OF_A_DEAD_FRAME,
@@ -30,6 +33,8 @@ from controller.store import (
     Entry,
     arrival,
 )
+from controller.switchback import State as SwitchbackState
+from controller.switchback import Switchback
 from controller.view import DecisionRecord, PoolView, Switch
 from engine.link.messages import (
     NO_DRAFT,
@@ -40,6 +45,7 @@ from engine.link.messages import (
     Frame,
     Mode,
     Policy,
+    ProbePlan,
     StaticChoice,
     Version,
     decode_frame,
@@ -77,6 +83,8 @@ class _Saved(msgspec.Struct):
     decisions: int
     switches: int
     resets: int = 0  # number of the last reset carried out
+    switchback: SwitchbackState | None = None
+    causes: CausesState | None = None
 
 
 def pool_spec(descriptions: Iterable[EngineDescription], retired: Sequence[str] = ()) -> PoolSpec | None:
@@ -161,6 +169,8 @@ class Tuner:
         self.unread = False  # the checkpoint it was restored from could not be read
         self._switches: list[Switch] = []  # not yet committed
         self.orders = Orders()
+        self.switchback = Switchback(pool)
+        self.causes = Causes()
         self._resets = 0  # number of the last reset carried out
         self._unlike: str | None = None  # what the log was told last
         self._decisions = 0
@@ -197,6 +207,8 @@ class Tuner:
             tuner._learner = Learner.load(saved.learner, tuner._config, saved.spec)
         tuner._arms = {(domain, regime, load): (draft, k) for domain, regime, load, draft, k in saved.arms}
         tuner._decisions, tuner._switched, tuner._resets = saved.decisions, saved.switches, saved.resets
+        tuner.switchback = Switchback(pool, saved.switchback)
+        tuner.causes = Causes(saved.causes)
         return tuner
 
     @property
@@ -220,15 +232,25 @@ class Tuner:
         spec = pool_spec(incarnation.describe for incarnation in self.ledger.live())
         return [] if spec is None else [draft.name for draft in spec.drafts]
 
-    def steer(self, orders: Orders) -> None:
-        """Obey these orders from the next decision on."""
+    @property
+    def learned(self) -> tuple[set[str], set[str]]:
+        """Names of the domains and drafts that the learner knows, drafts that have gone among them."""
+        if self._learner is None:
+            return set(), set()
+        return {domain for domain, _ in self._learner.contexts.names}, self._learner.drafts
+
+    def steer(self, orders: Orders, now: float) -> None:
+        """Obey these orders from the next decision on. `now`: wall clock, seconds."""
         self.orders = orders
-        self._equip(self.ledger.target)
+        self._equip(self.ledger.target, now)
+        self.switchback.obey(orders.measure, self.static, now)
         for reset in orders.resets:
             if reset.number > self._resets:
                 self._resets = reset.number
                 if self._learner is not None:
                     self._learner.forget(reset.domain, reset.draft)
+                    what = " on ".join(name for name in (reset.domain, reset.draft) if name is not None)
+                    self.causes.happened(Event(now, f"{what} was learned anew by order", reset.domain, reset.draft))
 
     def imagine(self, now: float, load: int, mix: Mapping[str, float] | None) -> Imagined:
         """What arms would bring (`Learner.imagine`). Raises ValueError, also while no engine has described a draft."""
@@ -280,16 +302,18 @@ class Tuner:
         if taken.verdict != "learned":
             return None
         self._last_frame = arrived
+        account = () if taken.delta is None else taken.delta.account
+        self.switchback.take(frame.incarnation, frame.applied, frame.time, frame.steps, account)
         if frame.applied is not None and frame.applied[0] <= now * 1000 + DAY_MS:
             self.applied = max(frame.applied, self.applied or frame.applied)
         if frame.describe is not None or self._learner is None:
-            self._equip(target)
+            self._equip(target, arrived)
         if taken.delta is not None and self._learner is not None:
             self._learner.observe(taken.delta)
             self._recent.add(taken.delta)
         return None
 
-    def _equip(self, old_target: str) -> None:
+    def _equip(self, old_target: str, now: float) -> None:
         """Make the learner fit the engines that are there now."""
         described = [incarnation.describe for incarnation in self.ledger.live()]
         spec = pool_spec(described, self.orders.retired) or self._spec
@@ -304,16 +328,21 @@ class Tuner:
             self._learner = Learner.load(self._learner.dump(), self._config, spec)
         if anew:
             self._arms.clear()
+            self.causes = Causes()
             self._notes.append(f"the target changed from {old_target!r} to {self.ledger.target!r}: learned anew")
         elif self._spec is not None:
             drafts = ", ".join(draft.name for draft in spec.drafts) or "none"
             self._notes.append(f"the engines changed: drafts {drafts}; K of {spec.ks}; batches up to {spec.max_batch}")
+            self.causes.happened(Event(now, f"the drafts or their K changed: {drafts}; K of {spec.ks}"))
         self._spec = spec
 
     def decide(self, version: Version, now: float) -> Decided:
         """A policy with this version from everything learned so far, and the checkpoint that belongs to it."""
         self.ledger.sweep(now)
         self._recent.trim(now)
+        if self._last_frame is not None:
+            told = self.switchback.settle(self._last_frame, [incarnation.id for incarnation in self.ledger.live()])
+            self._notes += [] if told is None else [told]
         policy = self._policy(version, now)
         self._warn()
         record = None
@@ -339,7 +368,8 @@ class Tuner:
         """Log once that engines are unlike, and once that they are alike again."""
         unlike = self.ledger.disagreement()
         if unlike != self._unlike:
-            log.warning("pool %s: %s", self.pool, unlike or "its engines are alike again")
+            said = unlike or "its engines are alike again"
+            log.warning("pool %s: %s", self.pool, said, extra={"pool": self.pool})
             self._unlike = unlike
 
     def dump(self) -> bytes:
@@ -353,15 +383,25 @@ class Tuner:
             decisions=self._decisions,
             switches=self._switched,
             resets=self._resets,
+            switchback=self.switchback.saved(),
+            causes=self.causes.saved(),
         )
         return msgspec.msgpack.encode(saved)
 
     def _policy(self, version: Version, now: float) -> bytes | None:
         if self._learner is None or self._spec is None:
             return None
-        decision = self._decision = self._learner.decide(now, self._rng)
+        pins = self.orders.standing(now)
+        drafts = [draft.name for draft in self._spec.drafts]
+        if self.switchback.state.choice[0] not in (NO_DRAFT, *drafts):
+            self.switchback.stop(now)
+        choice = self.switchback.turn(version, now)
+        ordered = by_context(pins, drafts) if choice is None else self._learner.contexts.names
+        decision = self._decision = self._learner.decide(now, self._rng, ordered=ordered)
         self._decisions += 1
-        self._note_switches(decision)
+        self._note_switches(decision, now)
+        words = {context: _pinned_to(pin) for context, pin in by_context(pins, drafts).items()}
+        self.causes.steered(self.mode, words, now)
         policy = Policy(
             pool=self.pool,
             version=version,
@@ -369,30 +409,38 @@ class Tuner:
             expires=now + self.settings.policy_seconds,
             static=self._spec.static,
             k_values=list(self._spec.ks),
-            cells=pinned(decision.cells, self.orders.standing(now)),
+            cells=pinned(decision.cells, pins) if choice is None else fixed(decision.cells, choice),
             mode=self.mode,
             share=self.orders.share,
-            allowance=decision.allowance,
-            probe=decision.probe,
+            allowance=decision.allowance if choice is None else 0,
+            probe=decision.probe if choice is None else ProbePlan(),
             window=self._learner.config.window,
         )
         return encode(policy)
 
-    def _note_switches(self, decision: Decision) -> None:
+    def _note_switches(self, decision: Decision, now: float) -> None:
         """Compare the most probable arms of the cells that are served with those of the last decision."""
         served = {(c.domain, c.regime, c.load) for c in self.ledger.totals.values() if isinstance(c, AccountCell)}
         names, ks = tuple(draft.name for draft in decision.spec.drafts), decision.spec.ks
         reasons: dict[tuple[str, str, int], str] | None = None
-        for table in decision.tables:
+        acceptance: Array | None = None
+        for at, table in enumerate(decision.tables):
             for c, (domain, regime) in enumerate(decision.contexts):
                 cell, top = (domain, regime, table.load), int(table.top[c])
                 before, after = self._arms.get(cell), arm_name(top, names, ks)
-                if cell not in served or before == after:
+                if cell not in served:
+                    continue
+                if self.causes.due(cell, after, now):
+                    acceptance = decision.belief.marginal()[0] if acceptance is None else acceptance
+                    basis = basis_of(decision, acceptance, at, c, now)
+                    self.causes.see(cell, after, basis, spent=bool(table.closed[c]))
+                if before == after:
                     continue
                 self._arms[cell] = after
                 reasons = reasons or decision.reasons()
                 probability = float(table.probability[c, top])
-                self._switches.append(Switch(*cell, before, after, probability, reasons[cell]))
+                told = self.causes.tell(cell, reasons[cell], now)
+                self._switches.append(Switch(*cell, before, after, probability, told))
                 self._switched += before is not None
 
     def _offer(self, estimates: Estimates | None, view: PoolView, now: float) -> tuple[bytes | None, float]:
@@ -427,8 +475,17 @@ class Tuner:
             decisions=self._decisions,
             switches=self._switched,
             records=[*([record] if record is not None else []), *self._records],
+            measured=self.switchback.measured(now),
+            gains=self.switchback.gains(),
+            causes=self.causes,
+            gate=None if self._learner is None else self._learner.gate,
         )
         return portray(subject, version, policy, now, now + self.settings.policy_seconds)
+
+
+def _pinned_to(pin: Pin) -> str:
+    arm = "no speculation" if pin.draft == NO_DRAFT else f"{pin.draft} at K = {pin.k}"
+    return f"pinned to {arm}{f' by {pin.by}' if pin.by else ''}"
 
 
 def _read(data: bytes) -> tuple[Frame | None, str]:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from controller.reported import Reported, Sums
+
 Probability = Annotated[float, Field(ge=0, le=1, examples=[0.83])]
 UnixSeconds = Annotated[float, Field(description="Unix time, seconds", examples=[1764000000.0])]
 PolicyVersion = Annotated[tuple[int, int], Field(description="(epoch, n), ordered", examples=[(1764000000000, 42)])]
@@ -110,11 +112,23 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How much requests differ in how their steps' first draft token is kept, from what was counted lately. `segments`:
+    requests, long ones in pieces of 64 steps; `observed`: steps; each is worth 1 / `design_effect` independent ones."""
+
+    segments: float
+    sd: Annotated[float | None, Field(description="of acceptance between segments, chance taken out; null: not known")]
+    observed: float
+    design_effect: Annotated[float, Field(ge=1, examples=[2.3])]
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """A draft's acceptance in one domain and regime. `effective_n`: independent observations it is worth now."""
 
     draft: DraftName
     effective_n: float
+    spread: Spread
     positions: list[Position]
 
 
@@ -144,9 +158,38 @@ class Choice:
     k: Annotated[int, Field(examples=[4])]
     probability: Probability
     speedup: Interval
-    reason: Annotated[str, Field(examples=["eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws"])]
+    reason: Annotated[
+        str,
+        Field(
+            examples=[
+                "eagle at K = 4: 1.52x plain (1.47 to 1.57); best in 83% of draws; K = 5 is 0.8% worse at this load; "
+                "last change 14:05 UTC: acceptance at position 3 fell from 0.71 to 0.58"
+            ]
+        ),
+    ]
     row_steps: Annotated[int, Field(description="served at this load over the pool's life")]
     arms: list[Arm]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The gain as measured by windows in which all requests play a fixed choice (`against`: draft, K), in random order
+    within pairs. `ratio`: of the speeds at which requests are decoded, policy over fixed, with its 90% interval; null
+    before three pairs have counted. `share`: of the time from `since` to `until` that is played fixed: its cost."""
+
+    ratio: Annotated[float | None, Field(examples=[1.42])]
+    low: Annotated[float | None, Field(examples=[1.37])]
+    high: Annotated[float | None, Field(examples=[1.47])]
+    pairs: Annotated[int, Field(description="pairs that counted; those with too few steps in a window do not")]
+    planned: int
+    window_seconds: float
+    share: Probability
+    against: tuple[str, int]
+    since: UnixSeconds
+    until: UnixSeconds
+    running: bool
+    policy_row_seconds: Annotated[float, Field(description="of the pairs that counted, burn-ins left out")]
+    fixed_row_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +204,7 @@ class Domain:
     main_load: Annotated[int | None, Field(description="the load most of it was served at recently")]
     curves: list[Curve]
     choices: list[Choice]
+    measured: Annotated[Interval | None, Field(description="its own part of the pool's measured gain")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +241,31 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserve:
+    """What a context may still lose by exploring, in steps; `closed`: only arms whose gain is sure are played."""
+
+    domain: DomainName
+    regime: RegimeName
+    steps: float
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The safety gate of a pool: its own reserve, at most `budget` steps, and those of its contexts."""
+
+    budget: float
+    steps: float
+    closed: bool
+    contexts: list[Reserve]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
-    """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how."""
+    """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how.
+
+    `counts`: sums of the pool's whole life by (domain, regime); `reported`: of live engines, as far as metrics go.
+    """
 
     pool: str
     time: UnixSeconds
@@ -220,3 +287,7 @@ class PoolView:
     decisions: int
     switches: int
     records: list[DecisionRecord] = field(default_factory=list)
+    measured: Measured | None = None
+    gate: Gate | None = None
+    counts: dict[tuple[str, str], Sums] = field(default_factory=dict)
+    reported: list[Reported] = field(default_factory=list)

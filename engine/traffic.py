@@ -27,6 +27,7 @@ from engine.heartbeat import Heartbeat
 Messages = list[dict[str, str]]
 
 _OK, _BUSY = 200, 429
+_HOPELESS = 20  # requests: where the server refuses all of the first ones it will refuse the rest
 
 
 def parse_shares(items: Sequence[str]) -> dict[str, float]:
@@ -245,7 +246,7 @@ async def run_traffic(
     """Keep `settings.concurrency` requests in flight until time, number or `stop` ends it; requests in flight finish.
 
     `prompts`: domain to prompts, each a string or chat messages. `on_outcome` is called after every request. Raises
-    `ConnectionError` when the server does not come up in time.
+    `ConnectionError` when the server does not come up in time, or refuses every one of the first 20 requests.
     """
     report = Report(domains={})
     limit = settings.requests
@@ -255,9 +256,12 @@ async def run_traffic(
     async with httpx.AsyncClient(base_url=settings.url, timeout=settings.timeout, limits=pool) as client:
         model = await wait_up(client, settings.patience)
         start = time.perf_counter()
+        hopeless: list[str] = []
+        refused = 0
 
         async def worker() -> None:
-            while not (stop is not None and stop.is_set()):
+            nonlocal refused
+            while not (hopeless or (stop is not None and stop.is_set())):
                 if seconds is not None and time.perf_counter() - start >= seconds:
                     return
                 planned = next(source, None)
@@ -268,8 +272,13 @@ async def run_traffic(
                 report.seconds = time.perf_counter() - start
                 if on_outcome is not None:
                     on_outcome(outcome, report)
+                refused += outcome.error.startswith("status 4")
+                if refused == _HOPELESS == sum(d.requests + d.failed for d in report.domains.values()):
+                    hopeless.append(outcome.error)
 
         await asyncio.gather(*(worker() for _ in range(settings.concurrency)))
+    if hopeless:
+        raise ConnectionError(f"the first {_HOPELESS} requests were all refused: {hopeless[0]}")
     return report
 
 

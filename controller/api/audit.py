@@ -44,7 +44,7 @@ def _entry(id_: str, data: bytes) -> AuditEntry | None:
 
 @router.get("", responses=documented(404, 422, 503))
 async def list_audit(loop: LoopOf, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> list[AuditEntry]:
-    """The newest entries, newest first; every replica can tell."""
+    """Who changed what, when and why, the controller's own decisions among them; newest first, from any replica."""
     try:
         rows = await loop.store.audit(limit)
     except UNAVAILABLE as error:

@@ -13,5 +13,5 @@ router = APIRouter(prefix="/v1/pools/{pool}/decisions", tags=["decisions"])
 
 @router.get("", responses=documented(404, 422, 503))
 async def list_decisions(view: ViewOf, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> list[DecisionRecord]:
-    """The newest decisions that changed something, newest first."""
+    """Cells whose most probable arm changed, and why; newest first."""
     return view.records[:limit]

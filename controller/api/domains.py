@@ -35,23 +35,25 @@ class DomainSummary:
     recent: Traffic
     now: Annotated[LoadChoice | None, Field(description="the choice at the load most of it was served at recently")]
     choices: list[LoadChoice]
+    measured: Annotated[Interval | None, Field(description="its own part of the pool's measured gain")] = None
 
 
 @router.get("", responses=documented(404, 503))
 async def list_domains(view: ViewOf) -> list[DomainSummary]:
-    """All domains of the pool, one entry per regime, with the present choice per load bucket."""
+    """Every domain and regime: what it was served, and the choice at each load."""
     summaries = []
     for d in view.domains:
         choices = [LoadChoice(c.load, c.draft, c.k, c.probability, c.speedup) for c in d.choices]
         now = next((choice for choice in choices if choice.load == d.main_load), None)
-        summaries.append(DomainSummary(d.domain, d.regime, d.tokens, d.row_steps, d.recent, now, choices))
+        summaries.append(DomainSummary(d.domain, d.regime, d.tokens, d.row_steps, d.recent, now, choices, d.measured))
     return summaries
 
 
 # `path`: a domain is a label from a request and may hold a slash.
 @router.get("/{domain:path}", responses=documented(404, 503))
 async def read_domain(view: ViewOf, domain: str) -> list[Domain]:
-    """One domain, one entry per regime: acceptance by draft and position with 90% intervals, all arms, the reason."""
+    """One domain, one entry per regime: acceptance by draft and position with intervals, raw counts, how much requests
+    differ, all arms with speedup and probability of being best, the reason."""
     found = [d for d in view.domains if d.domain == domain]
     if not found:
         names = ", ".join(repr(name) for name in sorted({d.domain for d in view.domains})) or "none yet"

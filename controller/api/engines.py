@@ -11,5 +11,5 @@ router = APIRouter(prefix="/v1/pools/{pool}/engines", tags=["engines"])
 
 @router.get("", responses=documented(404, 503))
 async def list_engines(view: ViewOf) -> list[Engine]:
-    """Live incarnations first, then ended ones, most recently seen first."""
+    """Every incarnation: last seen, load, policy applied, breaker, frames missed; live ones first."""
     return sorted(view.engines, key=lambda engine: (engine.ended is not None, -engine.last_seen))

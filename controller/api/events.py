@@ -67,7 +67,8 @@ async def read_history(
     until: Annotated[float | None, Query(description="Unix seconds; null: now")] = None,
     points: Annotated[int, Query(ge=1, le=1000)] = 300,
 ) -> list[Moment]:
-    """How the pool went, oldest first: at most `points` samples; a day is kept, its last quarter of an hour densely."""
+    """How it went, oldest first: goodput, what plain decoding and the static choice are estimated to have given, load,
+    K by domain; a day is kept, its last quarter of an hour densely."""
     end = time.time() if until is None else until
     return [moment(one) for one in loop.history.between(end - HOUR if since is None else since, end, points)]
 
@@ -78,8 +79,8 @@ async def events(
     loop: LoopOf,
     last_event_id: Annotated[str | None, Header(description="go on after this event")] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events: `state` (the pool's summary, after every decision), `decision` (some cell's most probable arm
-    changed) and `order` (somebody steered). With `Last-Event-ID` the stream goes on where it was cut off."""
+    """Server-sent events `state` (the pool's summary, after every decision), `decision` (some cell's most probable arm
+    changed) and `order` (somebody steered); with `Last-Event-ID` from there on."""
     state = request.app.state
     async for event in loop.feed.after(last_event_id, lambda: bool(state.ending)):
         data = event.data or _summary.dump_json(summary(loop))

@@ -23,13 +23,13 @@ class Health(BaseModel):
 
 @router.get("/healthz")
 async def healthz(supervisor: SupervisorOf) -> Health:
-    """Whether the process lives. Redis being away does not make it unhealthy: restarting would not help."""
+    """200 while the process lives, with the role of each pool's loop; also without Redis: restarting would not help."""
     return Health(status="ok", pools={name: loop.role for name, loop in supervisor.pools.items()})
 
 
 @router.get("/readyz", responses=documented(503))
 async def readyz(supervisor: SupervisorOf) -> Health:
-    """Whether the process does its work: Redis answers, and every pool is led here or by another replica."""
+    """200 when Redis answers and every pool is led here or by another replica; else 503 with the reason."""
     problems = [supervisor.problem] if supervisor.problem else []
     for name, loop in supervisor.pools.items():
         if loop.role not in ("leading", "standby") or loop.problem:
@@ -40,6 +40,6 @@ async def readyz(supervisor: SupervisorOf) -> Health:
 
 
 @measured.get("/metrics", response_class=Response, include_in_schema=False)
-async def metrics(request: Request) -> Response:
-    """Prometheus exposition."""
+def metrics(request: Request) -> Response:
+    """Prometheus exposition. Made in a thread: with many engines it takes longer than others should wait."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

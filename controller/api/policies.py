@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/pools/{pool}/policy", tags=["policy"])
     },
 )
 async def read_policy(view: ViewOf, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """The last committed policy. Send its ETag as `If-None-Match` to be told when it has not changed."""
+    """The policy in force, as engines read it. `ETag` is its version; with `If-None-Match` 304 while it is the same."""
     if view.policy is None or view.version is None:
         raise ProblemError(404, "No policy yet", f"No engine of pool {view.pool!r} has described itself yet")
     tag = f'"{view.version[0]}.{view.version[1]}"'

@@ -1,5 +1,6 @@
 """Pools: the list, and one pool's summary."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -7,7 +8,17 @@ from fastapi import APIRouter
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
 from controller.loop import PoolLoop
-from controller.view import Draft, Evidence, Frames, PolicyVersion, PoolTraffic, UnixSeconds
+from controller.view import (
+    Domain,
+    Draft,
+    Evidence,
+    Frames,
+    Measured,
+    PolicyVersion,
+    PoolTraffic,
+    Probability,
+    UnixSeconds,
+)
 
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
@@ -26,7 +37,8 @@ class PoolSummary:
     """One pool at a glance. All but the first fields are null where another replica leads, or before the first frame.
 
     `problem`: why the pool is not served right now, or which of its engines are not like the first, and how.
-    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read.
+    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read. `explored`:
+    share of the last minute's row-steps that the policy gives to other arms than each domain's most probable one.
     """
 
     pool: str
@@ -46,11 +58,25 @@ class PoolSummary:
     frames: Frames | None = None
     evidence: Evidence | None = None
     traffic: PoolTraffic | None = None
+    explored: Probability | None = None
     policy_version: PolicyVersion | None = None
     policy_expires: UnixSeconds | None = None
     decisions: int | None = None
     switches: int | None = None
     changes: int | None = None
+    measured_gain: Measured | None = None
+
+
+def explored(domains: Iterable[Domain]) -> float | None:
+    """Share of recent row-steps given to other arms than the most probable one of their domain, at the load most of it
+    is served at; null where nothing was served lately or decided yet."""
+    steps = share = 0.0
+    for domain in domains:
+        for choice in domain.choices:
+            if choice.load == domain.main_load:
+                steps += domain.recent.row_steps
+                share += domain.recent.row_steps * (1.0 - choice.probability)
+    return share / steps if steps else None
 
 
 def summary(loop: PoolLoop) -> PoolSummary:
@@ -77,21 +103,25 @@ def summary(loop: PoolLoop) -> PoolSummary:
         frames=view.frames,
         evidence=view.evidence,
         traffic=view.traffic,
+        explored=explored(view.domains),
         policy_version=view.version,
         policy_expires=view.expires,
         decisions=view.decisions,
         switches=view.switches,
         changes=view.changes,
+        measured_gain=view.measured,
     )
 
 
 @router.get("")
 async def list_pools(supervisor: SupervisorOf) -> list[PoolName]:
-    """All pools known to this replica, by name."""
+    """Name, role (`leading`, `standby`, `starting`, `stopped`) and present problem of each pool."""
     return [PoolName(name, loop.role, loop.complaint) for name, loop in sorted(supervisor.pools.items())]
 
 
 @router.get("/{pool}", responses=documented(404))
 async def read_pool(loop: LoopOf) -> PoolSummary:
-    """One pool: engines, load, frames, goodput and speedup over plain decoding."""
+    """One pool: engines, drafts with the memory they hold and the share of goodput the pool would lose without each,
+    load, frames and their lag, evidence that did not count, goodput, speedup over plain decoding with its interval,
+    policy version, abrupt `changes` of acceptance found."""
     return summary(loop)

@@ -1,14 +1,16 @@
 """Errors as problem details (RFC 9457): a title, a status, one sentence of detail; never a stack trace."""
 
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 log = logging.getLogger("controller")
 MEDIA_TYPE = "application/problem+json"
@@ -42,8 +44,8 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def install(app: FastAPI) -> None:
-    """Make `app` answer every error with problem details."""
+def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Make `app`, which serves these routers, answer every error with problem details."""
 
     @app.exception_handler(ProblemError)
     async def on_problem(_: Request, error: ProblemError) -> Response:
@@ -53,7 +55,10 @@ def install(app: FastAPI) -> None:
     async def on_http(request: Request, error: HTTPException) -> Response:
         title = HTTPStatus(error.status_code).phrase
         detail = error.detail if error.detail != title else f"{request.method} {request.url.path}"
-        return answer(error.status_code, title, detail, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = _allowed(request, routers)
+        return answer(error.status_code, title, detail, headers)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> Response:
@@ -64,6 +69,13 @@ def install(app: FastAPI) -> None:
     async def on_bug(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return answer(500, "Internal error", "The controller could not answer; its log says why.")
+
+
+def _allowed(request: Request, routers: Sequence[APIRouter]) -> str:
+    """All methods of the request's path, for `Allow` (RFC 9110, 15.5.6); the framework names those of one route."""
+    routes = (route for router in routers for route in router.routes if isinstance(route, Route))
+    fitting = (route for route in routes if route.matches(request.scope)[0] != Match.NONE)
+    return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
 
 
 def answer(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:

@@ -19,7 +19,8 @@ Named = Annotated[str | None, Query(description="only this one")]
 async def read_router(
     supervisor: SupervisorOf, target: Named = None, domain: Named = None, regime: Named = None
 ) -> list[Route]:
-    """By target, domain and regime the pools, highest expected goodput first. Empty: no live pool offers any."""
+    """Which pool serves a domain best, over all live pools, whichever replica leads them: by target, domain and regime,
+    highest expected goodput first. Empty: no live pool offers any."""
     try:
         found = await offers(supervisor.client)
     except UNAVAILABLE as error:

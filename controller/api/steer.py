@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Response
@@ -14,6 +14,7 @@ from controller.api.access import AdminOf, LoopOf
 from controller.api.problems import ProblemError, documented
 from controller.audit import Act
 from controller.loop import PoolLoop
+from controller.steering import Measure as Measurement
 from controller.steering import OrderError, Orders, Pin
 from controller.store import UNAVAILABLE
 from controller.tuner import Tuner
@@ -26,13 +27,13 @@ TRIES = 5  # when somebody else steers at the same moment
 
 Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description="for the audit log", examples=["load test"])]
 IfMatch = Annotated[str | None, Header(description="the ETag of the orders that were read; 412 when they have changed")]
-_STATUSES = documented(401, 403, 404, 409, 412, 422, 503)
+_STATUSES = documented(400, 401, 403, 404, 409, 412, 413, 422, 503)
 
 
 class Body(BaseModel):
-    """A request's body: unknown fields are errors, a typing mistake must not steer silently."""
+    """A request's body: unknown fields and other types are errors, a mistake must not steer silently."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ModeOrder(Body):
@@ -49,7 +50,7 @@ class PinOrder(Body):
     draft: Annotated[str, Field(min_length=1, max_length=64, examples=["ngram"])]
     k: Annotated[int, Field(ge=0, le=MAX_K, examples=[4])]
     regime: Regime | None = None
-    until: Annotated[float | None, Field(examples=[1764003600.0])] = None
+    until: Annotated[float | None, Field(ge=0, examples=[1764003600.0])] = None
     why: Why = ""
 
 
@@ -58,6 +59,17 @@ class ResetOrder(Body):
 
     domain: Annotated[str | None, Field(min_length=1, max_length=64, examples=["chat"])] = None
     draft: Annotated[str | None, Field(min_length=1, max_length=64)] = None
+    why: Why = ""
+
+
+class MeasureOrder(Body):
+    """Measure the gain: `windows` windows, two a pair, over `minutes`. `share`: of that time in which everything plays
+    the fixed choice, which is what it costs; `against`: that choice, the static one or no speculation."""
+
+    minutes: Annotated[float, Field(gt=0, le=steering.MAX_MINUTES, examples=[10.0])]
+    windows: Annotated[int, Field(ge=6, le=20_000, examples=[20])] = 20
+    share: Annotated[float, Field(gt=0, le=0.5)] = 0.5
+    against: Literal["static", "none"] = "static"
     why: Why = ""
 
 
@@ -83,6 +95,20 @@ class PinView:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureView:
+    """A measurement that runs. Its result is `measured_gain` of the pool."""
+
+    since: UnixSeconds
+    until: UnixSeconds
+    windows: int
+    window_seconds: float
+    share: float
+    against: str
+    why: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class OrdersView:
     """What is ordered. `mode` null: nobody has, and the controller's setting is in force."""
 
@@ -91,12 +117,17 @@ class OrdersView:
     share: float
     pins: list[PinView]
     retired: list[str]
+    measure: MeasureView | None = None
 
 
 def shown(orders: Orders, now: float) -> OrdersView:
     """Orders for people, pins that have run out left out."""
     pins = [PinView(p.domain, p.draft, p.k, p.regime, p.until, p.note, p.by, p.at) for p in orders.standing(now)]
-    return OrdersView(orders.revision, orders.mode, orders.share, pins, list(orders.retired))
+    m = orders.measure
+    measure = None
+    if m is not None and m.until > now:
+        measure = MeasureView(m.at, m.until, m.windows, m.window, m.share, m.against, m.note, m.by)
+    return OrdersView(orders.revision, orders.mode, orders.share, pins, list(orders.retired), measure)
 
 
 async def read(loop: PoolLoop) -> Orders:
@@ -157,7 +188,7 @@ def _answer(response: Response, orders: Orders) -> OrdersView:
 
 @router.get("/orders", responses=documented(404, 503))
 async def read_orders(loop: LoopOf, response: Response) -> OrdersView:
-    """What operators have ordered: mode, pins, retired drafts. The ETag is the revision."""
+    """What operators have ordered: mode, pins, retired drafts. The `ETag` is their revision."""
     try:
         return _answer(response, await read(loop))
     except UNAVAILABLE as error:
@@ -181,7 +212,8 @@ async def set_mode(
 async def pin(
     loop: LoopOf, who: AdminOf, domain: str, body: PinOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
-    """Hold a domain on one arm."""
+    """Hold a domain on one arm for all its requests, whose own luck does not move K; until a time, or until it is
+    unpinned."""
     if not 1 <= len(domain) <= 64 or not domain.isprintable():
         raise ProblemError(422, "That cannot be ordered", f"domain {domain!r}; allowed: 1-64 printable characters")
 
@@ -217,12 +249,46 @@ async def unpin(
 async def reset(
     loop: LoopOf, who: AdminOf, body: ResetOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
-    """Learn a domain, a draft, or a draft in a domain anew."""
+    """Learn anew: a domain, a draft (its prices too), or a draft in a domain; exploration budgets are full again."""
     names = [f"{word} {value}" for word, value in (("domain", body.domain), ("draft", body.draft)) if value is not None]
     made = await change(
         loop, who, "reset " + ", ".join(names), body.why, if_match,
-        lambda orders, _, __: steering.with_reset(orders, body.domain, body.draft),
+        lambda orders, tuner, _: steering.with_reset(orders, body.domain, body.draft, *tuner.learned),
     )  # fmt: skip
+    return _answer(response, made)
+
+
+@router.put("/measure", responses=_STATUSES)
+async def measure(
+    loop: LoopOf, who: AdminOf, body: MeasureOrder, response: Response, if_match: IfMatch = None
+) -> OrdersView:
+    """Measure what the policy gains over a fixed choice, by windows of time under either."""
+
+    def order(orders: Orders, tuner: Tuner, now: float) -> Orders:
+        made = Measurement(0, now, body.minutes, body.windows, body.share, body.against, who, body.why)
+        shortest = max(steering.SHORTEST_WINDOW, 10 * tuner.settings.decide_seconds)
+        return steering.with_measure(orders, made, tuner.mode, tuner.static, tuner.spec, shortest)
+
+    against = "the static choice" if body.against == "static" else "no speculation"
+    what = (
+        f"measure the gain over {against}: {body.minutes:g} minutes in {body.windows} windows, {body.share:.1%} of the "
+        "time without the policy"
+    )
+    return _answer(response, await change(loop, who, what, body.why, if_match, order))
+
+
+@router.delete("/measure", responses=_STATUSES)
+async def stop_measuring(
+    loop: LoopOf,
+    who: AdminOf,
+    response: Response,
+    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    if_match: IfMatch = None,
+) -> OrdersView:
+    """End the measurement; what is complete counts."""
+    made = await change(
+        loop, who, "stop measuring", why, if_match, lambda orders, _, now: steering.without_measure(orders, now)
+    )
     return _answer(response, made)
 
 
@@ -230,7 +296,7 @@ async def reset(
 async def set_draft(
     loop: LoopOf, who: AdminOf, draft: str, body: DraftOrder, response: Response, if_match: IfMatch = None
 ) -> OrdersView:
-    """Retire a draft (policies leave it out, what was learned stays), or bring it back."""
+    """Retire a draft (policies leave it out, what was learned of it stays), or bring it back."""
     made = await change(
         loop, who, f"{'retire' if body.retired else 'bring back'} draft {draft}", body.why, if_match,
         lambda orders, tuner, now: steering.with_retired(orders, draft, body.retired, tuner.loaded, now),

@@ -66,9 +66,9 @@ def _arm(arm: Expected) -> ExpectedArm:
     return ExpectedArm(arm.domain, arm.regime, arm.draft, arm.k, arm.goodput, speedup, loss, arm.chosen)
 
 
-@router.post("", responses=documented(404, 422, 503))
+@router.post("", responses=documented(400, 404, 413, 422, 503))
 async def ask(loop: LoopOf, body: Question) -> Answer:
-    """Expected goodput of every arm, or of the arm of a pin, as far as it is known; changes nothing."""
+    """What arms would bring at another load or mix, or what a pin would cost; changes nothing."""
     tuner = loop.tuner
     if tuner is None or loop.role != "leading":
         raise ProblemError(503, "Not here", f"Ask the replica that leads: {loop.explain()}", {"Retry-After": "2"})

@@ -22,7 +22,7 @@ class Who:
 
 @router.get("", responses=documented(401))
 async def whoami(request: Request, credentials: Credentials) -> Who:
-    """The holder of the token that was sent. 401 where reading needs one and it is not known."""
+    """Whose token was sent, and its role. 401 where reading needs a token and this one is not known."""
     for role in ("admin", "read"):
         try:
             return Who(holder(request, credentials, role), role)

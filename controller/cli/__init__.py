@@ -13,7 +13,9 @@ def main() -> None:
 
         app()
     except ModuleNotFoundError as error:
-        sys.exit(
+        print(
             f"akc needs the package {error.name!r}, which is not installed here. Install the part you want to run: "
-            "pip install 'adaptive-k-controller[controller]', '[engine]' or '[demo]'."
+            "pip install 'adaptive-k-controller[controller]', '[engine]' or '[demo]'.",
+            file=sys.stderr,
         )
+        sys.exit(2)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import replay, route, simulate, state, steer, vet
+from controller.cli import look, replay, route, simulate, state, steer, vet
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,15 +17,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 models = typer.Typer(no_args_is_help=True, help="Model weights and prompts out of public packages.")
-app.add_typer(models, name="models")
-simulate.register(app)
-replay.register(app)
-vet.register(app)
-steer.register(app)
-route.register(app)
-state.register(app)
+app.add_typer(models, name="models", rich_help_panel="Run")
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file; environment and flags override it.")]
+LogFormat = Annotated[str | None, typer.Option(help=r"Of log lines: text or json \[text]")]
 RedisUrl = Annotated[
     str | None, typer.Option(help=r"redis://, rediss://, unix://, redis+sentinel:// \[env: REDIS_URL]")
 ]
@@ -72,7 +67,7 @@ def models_fetch(
     typer.echo("prompts: " + ", ".join(f"{domain} {len(items)}" for domain, items in prompts.items()))
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def controller(
     config: ConfigFile = None,
     redis_url: RedisUrl = None,
@@ -80,18 +75,25 @@ def controller(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on [8080]")] = None,
     log_level: Annotated[str | None, typer.Option(help="critical, error, warning, info or debug")] = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run the controller: learn from frames, decide, publish, answer questions. Example: akc controller --port 8080"""
     # Its matrices are small: a second thread would only spin, and take a core from an engine beside it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from controller.app import run
     from controller.settings import ControllerSettings
+    from controller.tokens import TokenError
 
     flags = {"redis_url": redis_url, "pools": pools, "host": host, "port": port, "log_level": log_level}
-    run(_settings(ControllerSettings, config, flags))
+    flags |= {"log_format": log_format}
+    try:
+        run(_settings(ControllerSettings, config, flags))
+    except TokenError as error:
+        typer.echo(f"akc: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def engine(
     config: ConfigFile = None,
     redis_url: RedisUrl = None,
@@ -110,6 +112,7 @@ def engine(
     static_k: Annotated[int | None, typer.Option(help="K while there is no policy [0]")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write one JSON line per request into this folder.")] = None,
     offline: Annotated[bool | None, typer.Option(help="No Redis: the static draft and K only.")] = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Serve a model with the torch engine, OpenAI-compatible. Example: akc engine --draft ngram --port 8000"""
     # OpenMP reads this when torch is loaded. Threads that spin between kernels are quickest on cores of their own; here
@@ -122,11 +125,12 @@ def engine(
         "redis_url": redis_url, "target": target, "drafts": draft, "pool": pool, "host": host, "port": port,
         "max_batch": max_batch, "max_len": max_len, "dtype": dtype, "threads": threads, "static_draft": static_draft,
         "static_k": static_k, "trace_dir": None if trace is None else str(trace), "offline": offline,
+        "log_format": log_format,
     }  # fmt: skip
     run(_settings(EngineSettings, config, flags))
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def traffic(
     config: ConfigFile = None,
     url: Annotated[str | None, typer.Option(help=r"The engine's address \[http://127.0.0.1:8000]")] = None,
@@ -173,7 +177,7 @@ def _check_demo(drafts: list[str], results: Path | None) -> None:
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(rich_help_panel="Run")
 def demo(
     keep: Annotated[bool, typer.Option(help="Stay up afterwards and print the addresses.")] = False,
     draft: Annotated[list[str] | None, typer.Option(help="As for akc engine; repeatable.")] = None,
@@ -197,3 +201,7 @@ def demo(
     except DemoError as error:
         typer.echo(f"akc demo: {error}", err=True)
         sys.exit(1)
+
+
+for module in (look, steer, state, route, simulate, replay, vet):
+    module.register(app)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `akc`."""
-    app.command()(replay)
+    app.command(rich_help_panel="Try offline")(replay)
 
 
 def replay(

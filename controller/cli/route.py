@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `akc`."""
-    app.command()(route)
+    app.command(rich_help_panel="See and steer")(route)
 
 
 def route(
@@ -26,7 +26,7 @@ def route(
     domain: Annotated[str | None, typer.Option(help="Only this domain; an unknown one is served as `other`.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Which pool serves a domain best? Exit 0: told, 1: no live pool offers it, 2: Redis does not answer.
+    """Which pool serves a domain best, over all live pools?
 
     Example: akc route --redis-url redis://HOST:6379 --domain code
     """

@@ -1,14 +1,22 @@
 """Pools and domains as tables for a terminal."""
 
+import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from controller.api.domains import DomainSummary
-from controller.api.pools import PoolSummary
-from controller.view import Domain, Interval
+from controller.view import Domain, Engine, Interval, Measured
+
+if TYPE_CHECKING:
+    from controller.cli.following import Snapshot
+
+STALE_SECONDS = 15.0
+MOST_ENGINES = 12  # a terminal has only so many lines
+_LEFT = frozenset({"domain", "regime", "draft", "engine", "breaker"})
 
 
 def ratio(value: Interval | None) -> str:
@@ -20,46 +28,110 @@ def ratio(value: Interval | None) -> str:
     return "-" if value is None else f"{value.value:.2f}x ({value.low:.2f}-{value.high:.2f})"
 
 
-def pool_table(summary: PoolSummary, domains: list[DomainSummary], now: float) -> RenderableType:
-    """One pool: whether speculation pays, what is chosen for each domain at the load it is served at."""
+def measured_line(found: Measured) -> str:
+    """The measured gain in one line.
+
+    >>> done = Measured(1.42, 1.37, 1.47, 19, 20, 30.0, 0.5, ("ngram", 2), 0.0, 1200.0, False, 500.0, 510.0)
+    >>> measured_line(done)
+    'measured by switching: 1.42x ngram at K = 2 (1.37-1.47), 19 of 20 pairs of 30 s windows, till 1970-01-01 00:20 UTC'
+    """
+    draft, k = found.against
+    fixed = "no speculation" if draft == "none" else f"{draft} at K = {k}"
+    gain = "no interval yet"
+    if found.ratio is not None and found.low is not None and found.high is not None:
+        gain = f"{found.ratio:.2f}x {fixed} ({found.low:.2f}-{found.high:.2f})"
+    until = time.strftime("till %Y-%m-%d %H:%M UTC", time.gmtime(found.until))
+    cost = f", {found.share:.0%} of the time at {fixed}" if found.running else ""
+    verb = "measuring" if found.running else "measured by switching"
+    return (
+        f"{verb}: {gain}, {found.pairs} of {found.planned} pairs of {found.window_seconds:.0f} s windows, {until}{cost}"
+    )
+
+
+def number(value: float | None, form: str = ".1f") -> str:
+    """A number, or a dash where nothing is known.
+
+    >>> number(12.34), number(0.125, ".1%"), number(None)
+    ('12.3', '12.5%', '-')
+    """
+    return "-" if value is None else format(value, form)
+
+
+def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> RenderableType:
+    """One pool as it was seen: whether speculation pays, what is wrong, what is chosen for each domain at the load it
+    is served at, its engines. `now`: Unix seconds; `lost`: why nothing newer comes."""
+    summary = seen.summary
+    away = f"{lost}; trying again. What you see is {now - seen.taken:.0f} s old" if lost else None
     if summary.time is None or summary.traffic is None or summary.frames is None:
-        return Text(f"{summary.pool}: {summary.problem or summary.role}")
+        return Text(f"{summary.pool}: {away or summary.problem or summary.role}")
     traffic = summary.traffic
-    speed = "-" if traffic.tokens_per_busy_second is None else f"{traffic.tokens_per_busy_second:.0f} tokens/s"
     head = Text.assemble(
-        (summary.pool, "bold"), f"  {summary.mode}  {speed}  ",
-        (f"{ratio(traffic.speedup)} plain decoding", "bold"),
-        f"  {summary.engines} engines, {summary.running} running, {summary.waiting} waiting, "
-        f"frames {summary.frames.lag_seconds:.1f} s behind",
+        (summary.pool, "bold"), "  ", (f"{ratio(traffic.speedup)} plain decoding", "bold green" if pays(traffic.speedup)
+        else "bold"), f"  {number(traffic.tokens_per_busy_second, '.0f')} tokens/s",
     )  # fmt: skip
-    lines: list[RenderableType] = [head]
+    lines: list[RenderableType] = [head, Text(
+        f"mode {summary.mode}, exploring {number(summary.explored, '.1%')}, "
+        f"policy {'-' if summary.policy_version is None else summary.policy_version[1]}, "
+        f"decided {now - summary.time:.0f} s ago, "
+        f"frames {summary.frames.lag_seconds:.1f} s behind, {summary.running} running, {summary.waiting} waiting"
+    )]  # fmt: skip
+    if summary.measured_gain is not None:
+        lines.append(Text(measured_line(summary.measured_gain)))
+    last = summary.last_frame
+    if away:
+        lines.append(Text(away, "red"))
     if summary.problem:
-        lines.append(Text(summary.problem, style="red"))
-    elif summary.catching_up:
-        lines.append(Text("catching up with frames of the past", style="yellow"))
-    elif summary.stale:
-        last = summary.last_frame
-        age = "no frame yet" if last is None else f"the last frame came {now - last:.0f} s ago"
-        lines.append(Text(f"stale: {age}", style="yellow"))
-    table = Table(box=None, pad_edge=False)
-    for name, right in (
-        ("domain", False), ("regime", False), ("draft", False), ("K", True), ("load", True), ("probability", True),
-        ("speedup", True), ("tokens/s a request", True), ("accepted a step", True),
-    ):  # fmt: skip
-        table.add_column(name, justify="right" if right else "left")
+        lines.append(Text(summary.problem, "red"))
+    if summary.catching_up:
+        lines.append(Text("catching up with frames of the past: what you see is old", "yellow"))
+    elif summary.stale or now - seen.taken > STALE_SECONDS:
+        age = "no frame yet" if last is None else f"the last frame came {now - last:.0f} s ago; do its engines run?"
+        lines.append(Text(f"stale: {age}", "yellow"))
+    return Group(*lines, _choices(seen.domains), _engines(seen.engines, now))
+
+
+def pays(speedup: Interval | None) -> bool:
+    """Whether it is sure that speculation is worth its price.
+
+    >>> pays(Interval(1.2, 1.1, 1.3)), pays(Interval(1.2, 0.9, 1.5)), pays(None)
+    (True, False, False)
+    """
+    return speedup is not None and speedup.low > 1.0
+
+
+def _table(*columns: str, **more: Any) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", **more)
+    for name in columns:
+        table.add_column(name, justify="left" if name in _LEFT else "right")
+    return table
+
+
+def _choices(domains: list[DomainSummary]) -> Table:
+    table = _table("domain", "regime", "draft", "K", "load", "probability", "speedup", "tokens/s a request",
+                   "accepted a step")  # fmt: skip
     for one in domains:
         choice = one.now
-        recent = one.recent
         table.add_row(
             one.domain, one.regime,
             *(("-", "-", "-", "-", "-") if choice is None else (
                 choice.draft, str(choice.k), str(choice.load), f"{choice.probability:.0%}", ratio(choice.speedup)
             )),
-            "-" if recent.tokens_per_second is None else f"{recent.tokens_per_second:.1f}",
-            "-" if recent.accepted_per_step is None else f"{recent.accepted_per_step:.2f}",
+            number(one.recent.tokens_per_second), number(one.recent.accepted_per_step, ".2f"),
         )  # fmt: skip
-    lines.append(table)
-    return Group(*lines)
+    return table
+
+
+def _engines(engines: list[Engine], now: float) -> Table:
+    table = _table("engine", "breaker", "policy", "running", "waiting", "steps", "seen")
+    for one in engines[:MOST_ENGINES]:
+        table.add_row(
+            one.engine, Text(one.breaker, "" if one.breaker == "closed" else "red"),
+            "static" if one.applied is None else str(one.applied[1]), str(one.running), str(one.waiting),
+            f"{one.steps:,}", f"{max(0.0, now - one.last_seen):.0f} s ago",
+        )  # fmt: skip
+    if len(engines) > MOST_ENGINES:
+        table.add_row(f"and {len(engines) - MOST_ENGINES} more")
+    return table
 
 
 def domain_tables(domain: Domain) -> Iterator[RenderableType]:
@@ -68,11 +140,14 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
     for choice in domain.choices:
         mark = " (most of it now)" if choice.load == domain.main_load else ""
         yield Text(f"  load {choice.load}{mark}: {choice.reason}")
+    if domain.measured is not None:
+        yield Text(f"  measured by switching (akc status says against what): {ratio(domain.measured)}")
     for curve in domain.curves:
-        table = Table(box=None, pad_edge=False, title=f"{curve.draft}, worth {curve.effective_n:.0f} observations",
-                      title_justify="left")  # fmt: skip
-        for name in ("position", "kept", "90% interval", "survival", "seen", "accepted"):
-            table.add_column(name, justify="right")
+        sd = curve.spread.sd
+        differ = "how much requests differ is not known yet" if sd is None else f"requests differ by {sd:.2f} (sd)"
+        worth = f"{curve.spread.observed:,.0f} steps lately, worth {curve.effective_n:,.0f} independent ones"
+        table = _table("position", "kept", "90% interval", "survival", "seen", "accepted",
+                       title=f"{curve.draft}: {worth}; {differ}")  # fmt: skip
         for p in curve.positions:
             a = p.acceptance
             table.add_row(str(p.position), f"{a.value:.3f}", f"{a.low:.3f}-{a.high:.3f}", f"{p.survival:.3f}",
@@ -80,9 +155,8 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
         yield table
     main = next((choice for choice in domain.choices if choice.load == domain.main_load), None)
     if main is not None:
-        table = Table(box=None, pad_edge=False, title=f"arms at load {main.load}", title_justify="left")
-        for name in ("draft", "K", "tokens/s of the batch", "speedup", "played with", "best with", "played so far"):
-            table.add_column(name, justify="left" if name == "draft" else "right")
+        table = _table("draft", "K", "tokens/s of the batch", "speedup", "played with", "best with", "played so far",
+                       title=f"arms at load {main.load}")  # fmt: skip
         for arm in main.arms:
             table.add_row(arm.draft, str(arm.k), f"{arm.batch_goodput:.0f}", ratio(arm.speedup),
                           f"{arm.probability:.0%}", f"{arm.best:.0%}", f"{arm.played:.0%}")  # fmt: skip

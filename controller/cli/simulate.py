@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `akc`."""
-    app.command()(simulate)
+    app.command(rich_help_panel="Try offline")(simulate)
 
 
 def simulate(

@@ -18,7 +18,7 @@ _HERE = "redis://127.0.0.1:6379/0"
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `akc`."""
-    app.add_typer(state, name="state")
+    app.add_typer(state, name="state", rich_help_panel="See and steer")
 
 
 def _asked(coroutine_of: object, redis_url: str, ca_file: str | None) -> object:

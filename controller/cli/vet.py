@@ -11,7 +11,7 @@ from controller.cli.extras import missing
 
 def register(app: typer.Typer) -> None:
     """Add the command to `akc`."""
-    app.command()(vet)
+    app.command(rich_help_panel="Try offline")(vet)
 
 
 def vet(
@@ -63,6 +63,8 @@ def _translate(line: str, target: Path | None, draft: Path | None, k: int, json:
         typer.echo(f"# {remark}")
     if verdict:
         typer.echo(f"# {verdict.sentence}")
+        if verdict.context:
+            typer.echo(f"# {verdict.context}")
     elif draft:
         typer.echo("# the models are not here, so the pair was not vetted")
     return verdict.exit if verdict else 0
@@ -90,6 +92,8 @@ def _compare(target: Path | None, draft: Path | None, k: int, pad_to: Path | Non
     typer.echo(f"{verdict.kind}: {verdict.sentence}")
     if verdict.ratio is not None:
         typer.echo(f"a pass of the draft reads {verdict.ratio:.3f} of what the target reads")
+    if verdict.context is not None:
+        typer.echo(verdict.context)
     if verdict.config is not None:
         typer.echo(f"--speculative-config '{as_flag(verdict.config)}'")
     return verdict.exit

@@ -1,1 +1,1 @@
-"""The status page: one plain HTML document, no scripts, no assets from anywhere else."""
+"""What the controller shows in a browser: the dashboard, and `/status`, the same figures without scripts."""

@@ -53,13 +53,13 @@ def _answer(request: Request, name: str, kind: str) -> Response:
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    """The page."""
+    """The dashboard."""
     return _answer(request, "index.html", "text/html; charset=utf-8")
 
 
 @router.get("/static/{name}")
 async def file(request: Request, name: str) -> Response:
-    """One of its files."""
+    """One of the dashboard's files; they need no other host."""
     if name not in FILES:
         raise ProblemError(404, "No such file", f"The dashboard has no file {name!r}")
     return _answer(request, name, f"{FILES[name]}; charset=utf-8")

@@ -71,7 +71,7 @@ _template = _environment.from_string(resources.files(__package__).joinpath("stat
 
 @router.get("/status", response_class=HTMLResponse)
 async def status(supervisor: SupervisorOf) -> HTMLResponse:
-    """The page."""
+    """Everything that is known of every pool on one page, without scripts."""
     now = time.time()
     pools = [(summary(loop), loop.view, loop.explain()) for _, loop in sorted(supervisor.pools.items())]
     html = _template.render(

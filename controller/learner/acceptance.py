@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from controller.learner.changes import Changes
 from controller.learner.discount import Array, FadingRows, Index, blend
-from controller.learner.dispersion import shrunk_design_effects
+from controller.learner.dispersion import shrunk_design_effects, spread
 from controller.learner.evidence import FEEDING, Contexts
 from engine.link.messages import AcceptanceCell, MomentCell
 
@@ -22,13 +22,16 @@ MomentKey = tuple[int, str]  # context, draft
 
 
 class Counts(NamedTuple):
-    """Evidence of all cells [C, J, P]: what was counted lately and kept, and what of it counts as independent."""
+    """Evidence of all cells [C, J, P]: what was counted lately and kept, and what of it counts as independent; and how
+    much requests differ: standard deviation of their acceptance, nan where unknown, over so many segments [C, J]."""
 
     seen: Array
     accepted: Array
     effective_seen: Array
     effective_accepted: Array
     deff: Array
+    spread: Array
+    segments: Array
 
 
 def engine_weights(n: Array, cell: Index, cells: int, share: float) -> Array:
@@ -185,14 +188,17 @@ class AcceptanceEvidence:
         old = sums[1, :, :1] - sums[0, :, :1]
         kept = blend(sums[0], sums[1], old, memory)
         seen, accepted = kept[:, 0].reshape(shape), np.minimum(kept[:, 1], kept[:, 0]).reshape(shape)
-        deff = self._design_effects(now, shape, column)
-        return Counts(seen, accepted, seen / deff, accepted / deff, deff)
+        segments, totals, moments = self._moments(now, shape, column)
+        deff = shrunk_design_effects(moments, totals, segments)
+        between = spread(segments[..., None], *np.moveaxis(moments, 2, 0))
+        return Counts(seen, accepted, seen / deff, accepted / deff, deff, between, segments)
 
-    def _design_effects(self, now: float, shape: tuple[int, int, int], column: dict[str, int]) -> Array:
+    def _moments(self, now: float, shape: tuple[int, int, int], column: dict[str, int]) -> tuple[Array, Array, Array]:
+        """Segments [C, J], moments in total [C, J, 5] and by position [C, J, 5, P]."""
         contexts, drafts, size = shape
         grid = np.zeros((contexts, drafts, self.moments.width))
         _, slow = self.moments.read(now)
         for (c, draft), row in self.moment_rows.items():
             if draft in column:
                 grid[c, column[draft]] = slow[row]
-        return shrunk_design_effects(grid[..., 6:].reshape(contexts, drafts, 5, size), grid[..., 1:6], grid[..., 0])
+        return grid[..., 0], grid[..., 1:6], grid[..., 6:].reshape(contexts, drafts, 5, size)

@@ -1,6 +1,6 @@
 """A decision: one pass from posteriors to policy cells, for every context and load."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +88,9 @@ class Decision:
     tables: list[LoadTable]
     played: Array  # [contexts, loads, arms]
     worth: list[DraftWorth]
-    _reasons: list[str] = field(default_factory=list)
+    belief: Curves
+    mix: Array  # [loads, contexts]: shares of rows
+    rows: Array  # [loads]: of a batch
 
     def arms(self, least: float = 0.0) -> list[Arm]:
         """The table of arms, most probable first within a cell; `least` leaves out arms less probable than it."""
@@ -114,26 +116,36 @@ class Decision:
         """One sentence a cell, by (domain, regime, load), why its most probable arm is what it is."""
         names, ks = tuple(d.name for d in self.spec.drafts), self.spec.ks
         told = {}
+        prepared = np.array([[k in self.spec.allowed(name) for k in ks] for name in names], dtype=bool)
+        playable = prepared.reshape(len(names), len(ks))
         for table in self.tables:
             for c, (domain, regime) in enumerate(self.contexts):
-                told[domain, regime, table.load] = _reason(table, c, names, ks)
+                told[domain, regime, table.load] = _reason(table, c, names, ks, playable)
         return told
 
 
-def _reason(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ...]) -> str:
+def _reason(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ...], prepared: NDArray[np.bool_]) -> str:
+    """prepared [J, Kn]: arms that the pool has."""
     arm = int(table.top[c])
-    rival = 1 + int(np.argmax(table.gain[c, 1:])) if table.gain.shape[1] > 1 else 0
+    others = flat_arms(np.where(prepared & table.in_time[c], 1.0, 0.0), 1.0) > 0
+    others[arm] = False
+    if not others.any():
+        return "no speculation: the pool has no draft"
+    rival = int(np.where(others, table.gain[c], -np.inf).argmax())
     shown = arm or rival
     width = _Z90 * float(table.speedup_sd[c, shown])
     middle = float(table.speedup[c, shown])
     interval = f"{middle:.2f}x plain ({middle * np.exp(-width):.2f} to {middle * np.exp(width):.2f})"
     name, k = arm_name(shown, drafts, ks)
+    worse = 1.0 - float(table.gain[c, rival]) / float(table.gain[c, arm])
+    than = f"{worse:.1%} worse" if worse >= 0 else f"{-worse:.1%} better, too little or too unsure"
     if arm:
-        return f"{name} at K = {k}: {interval}; best in {table.best[c, arm]:.0%} of draws"
-    if not shown:
-        return "no speculation: the pool has no draft"
+        other, level = arm_name(rival, drafts, ks)
+        next_best = f"{'' if other == name else f'{other} at '}K = {level}" if rival else "no speculation"
+        share = f"best in {table.best[c, arm]:.0%} of draws"
+        return f"{name} at K = {k}: {interval}; {share}; {next_best} is {than} at this load"
     why = "its exploration budget is spent and no gain is sure" if table.closed[c] else "no arm clears the margin"
-    return f"no speculation: {why}; the best, {name} at K = {k}, would bring {interval}"
+    return f"no speculation: {why}; the best, {name} at K = {k}, would bring {interval}, {than} at this load"
 
 
 class Stay(NamedTuple):

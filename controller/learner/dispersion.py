@@ -32,6 +32,29 @@ def design_effect(m: Array, s: Array, a: Array, ss: Array, sa: Array, aa: Array)
     return np.where(known, spread / np.where(known, binomial, 1.0), 1.0)
 
 
+def spread(m: Array, s: Array, a: Array, ss: Array, sa: Array, aa: Array) -> Array:
+    """Standard deviation of acceptance *between* segments, chance within them taken out, elementwise, 0..1/2; nan where
+    nothing tells (m < 2, or no segment with two tokens).
+
+    If a segment's tokens are kept with p_g of mean p and variance v, then E[(a - p s)^2] = s p (1 - p) + s (s - 1) v:
+    the moment estimator of the beta-binomial (Kleinman, JASA 68, 1973, with weights s_g). No v is above p (1 - p).
+
+    Three segments of 4 tokens, of which 4, 2 and 0 are kept: p = 1/2, sum((a - p s)^2) = 8, times m/(m-1) = 3/2 is 12,
+    less 12 / 4 of chance, over 48 - 12: v = 1/4. With 3, 2 and 1 kept: 2 times 3/2 is 3, and chance alone gives 3.
+
+    >>> float(spread(*map(np.array, (3.0, 12.0, 6.0, 48.0, 24.0, 20.0))))
+    0.5
+    >>> float(spread(*map(np.array, (3.0, 12.0, 6.0, 48.0, 24.0, 14.0))))
+    0.0
+    """
+    p = a / np.maximum(s, 1e-12)
+    square = np.maximum(aa - 2 * p * sa + p * p * ss, 0.0) * m / np.maximum(m - 1, 1e-12)
+    pairs = ss - s
+    known = (m >= 2) & (pairs > 1e-9)
+    between = (square - s * p * (1 - p)) / np.where(known, pairs, 1.0)
+    return np.where(known, np.sqrt(np.clip(between, 0.0, p * (1 - p))), np.nan)
+
+
 def shrunk_design_effects(positions: Array, totals: Array, segments: Array) -> Array:
     """Design effects [C, J, P] in 1..CEILING, from moments by position and in total.
 

@@ -30,6 +30,8 @@ class CurvePoint(NamedTuple):
     seen: float  # observations as faded
     accepted: float
     deff: float
+    spread: float  # standard deviation of acceptance between segments, without chance; nan: not known
+    segments: float  # as faded
 
 
 class CostRow(NamedTuple):
@@ -75,7 +77,18 @@ def curve_points(curves: Curves, counts: Counts, contexts: list[Context], spec: 
     alpha, beta = curves.beta()
     mean = alpha / (alpha + beta)
     low, high = special.betaincinv(alpha, beta, 0.05), special.betaincinv(alpha, beta, 0.95)
-    arrays = (mean, low, high, counts.effective_seen, counts.seen, counts.accepted, counts.deff)
+    segments = np.broadcast_to(counts.segments[..., None], counts.deff.shape)
+    arrays = (
+        mean,
+        low,
+        high,
+        counts.effective_seen,
+        counts.seen,
+        counts.accepted,
+        counts.deff,
+        counts.spread,
+        segments,
+    )
     return [
         CurvePoint(*context, draft.name, i + 1, *(float(array[c, j, i]) for array in arrays))
         for c, context in enumerate(contexts)

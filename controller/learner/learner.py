@@ -1,6 +1,6 @@
 """The learner: evidence in, decisions out. Pure: time and random generators are arguments; no input, no output."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from controller.learner.decision import (
 )
 from controller.learner.discount import Array
 from controller.learner.estimates import Estimates, achieved_rows, cost_rows, curve_points, plain_prices
-from controller.learner.evidence import REGIMES, Contexts, Delta
+from controller.learner.evidence import REGIMES, Context, Contexts, Delta
 from controller.learner.gate import Gate, nonadaptive_share
 from controller.learner.outlook import outlook, rows_at
 from controller.learner.prices import Prices, Single, prices_at
@@ -76,6 +76,7 @@ class Learner:
         self.quantiles: Array = np.zeros(len(spec.loads))
         self.held: Array = np.zeros(len(spec.loads))  # steps they have stood
         self.started = False
+        self.ordered: frozenset[Context] = frozenset()  # follow an order and not the last decision
         self.changed = 0  # abrupt changes of acceptance found
         self._standing: dict[int, Standing] = {}  # by load's index; not part of the dumped state
         self._drafts = frozenset(draft.name for draft in spec.drafts)
@@ -101,11 +102,14 @@ class Learner:
         rejected["cost"] += self.steps.observe(delta.engine, delta.time, delta.cost)
         rejected["account"] += self.account.observe(delta.time, delta.account, self.contexts)
 
-    def decide(self, now: float, rng: np.random.Generator, afresh: bool = False) -> Decision:
+    def decide(
+        self, now: float, rng: np.random.Generator, afresh: bool = False, ordered: Collection[Context] = ()
+    ) -> Decision:
         """Decide every context and load as of `now` (seconds). Books the exploration since the last decision.
 
         Idle loads keep their last decision while it holds (see `standing`), unless all is to be decided `afresh`, as
-        the first decision after `load` is.
+        the first decision after `load` is. `ordered`: contexts that will follow an operator's order instead: what they
+        play teaches like everything else, and is neither charged to their gates nor booked as played by the policy.
         """
         config, spec = self.config, self.spec
         self._grow()
@@ -139,8 +143,9 @@ class Learner:
                 last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, young, now)
             done.append(last)
         tables, plain_sd = [one.table for one in done], [one.plain_sd for one in done]
+        before, self.ordered = self.ordered, frozenset(ordered)
         if tables and steps.any():
-            self._book(steps, prices.loads.rows, np.stack([t.shortfall for t in tables], axis=1))
+            self._book(steps, prices.loads.rows, np.stack([t.shortfall for t in tables], axis=1), before)
         top = np.stack([t.top for t in tables], axis=1) if tables else self.stay.top
         since = np.stack([t.since for t in tables], axis=1) if tables else self.stay.since
         switches = int(((top != self.stay.top) & (self.stay.top >= 0)).sum())
@@ -170,15 +175,22 @@ class Learner:
             tables=tables,
             played=self.played.copy(),
             worth=self._worth([one.gain for one in done], mix, prices.loads.steps),
+            belief=belief,
+            mix=mix,
+            rows=prices.loads.rows,
         )
+
+    @property
+    def drafts(self) -> set[str]:
+        """Names of the drafts there are, and of those that something was learned of."""
+        return {name for _, _, name in self.acceptance.rows} | self._drafts
 
     def forget(self, domain: str | None, draft: str | None) -> None:
         """Learn anew: acceptance of a draft in a domain, of all drafts in it (`draft` None), or of a draft everywhere
         and the prices of its steps (`domain` None). The contexts concerned get their full exploration budget."""
         self._grow()
         contexts = [c for c, (name, _) in enumerate(self.contexts.names) if domain is None or name == domain]
-        known = {name for _, _, name in self.acceptance.rows} | self._drafts
-        drafts = known if draft is None else {draft}
+        drafts = self.drafts if draft is None else {draft}
         self.acceptance.forget({(c, name) for c in contexts for name in drafts})
         if domain is None and draft is not None:
             self.steps.forget(draft)
@@ -194,12 +206,16 @@ class Learner:
         least = np.where(prices.tried < _TRIED, _FIRST, least)
         return np.where(self.gate.shut[:, None], 0.0, least)
 
-    def _book(self, steps: Array, rows: Array, shortfall: Array) -> None:
+    def _book(self, steps: Array, rows: Array, shortfall: Array, ordered: frozenset[Context] = frozenset()) -> None:
         """Open or close gates by what was played since the last decision, judged by what is known now.
 
         steps: row-steps [contexts, loads], rows: of a batch [loads], shortfall [contexts, loads, arms]. What was played
         lately is judged anew until it fades: a prior that hopes would charge too little.
+        Steps of contexts that were `ordered` what to play are left out. What a context had explored before an order
+        came is settled as it looks then: what is learned under an order must not change the bill.
         """
+        names = self.contexts.names
+        steps = np.where([[name in ordered] for name in names], 0.0, steps)
         followed, batches = self._followed(), steps / rows
         new = batches[..., None] * followed
         # Fades with every step of the context: what was played at a load that was left is not judged for ever by what
@@ -207,8 +223,12 @@ class Learner:
         left = 0.5 ** (batches.sum(axis=1) / _HINDSIGHT)[:, None, None]
         settled = (self.recent * (1.0 - left) * shortfall).sum(axis=(1, 2))
         self.recent = self.recent * left + new
+        held = np.array([name in ordered or name in self.ordered for name in names])
+        if held.any():
+            settled += np.where(held, (self.recent * shortfall).sum(axis=(1, 2)), 0.0)
+            self.recent[held] = 0.0
         self.gate.charge(batches.sum(axis=1), settled, (self.recent * shortfall).sum(axis=(1, 2)))
-        self.played = 0.999 * self.played + steps[..., None] * followed
+        self.played = np.where(held[:, None, None], 1.0, 0.999) * self.played + steps[..., None] * followed
 
     def _followed(self) -> Array:
         """What requests played by the last decision [contexts, loads, arms]: its probabilities where they are
@@ -385,6 +405,7 @@ class Learner:
         """Row-steps an engine may explore under one version: what open reserves can pay for."""
         if not tables:
             return 0
+        held = np.array([name in self.ordered for name in self.contexts.names])
         total = 0.0
         for t, n in zip(tables, rows, strict=True):
             best = np.take_along_axis(t.gain, t.top[:, None], axis=1)
@@ -392,5 +413,6 @@ class Learner:
             explored = aside.sum(axis=1)
             loss = (aside * np.maximum(1.0 - t.gain / best, 0.0)).sum(axis=1) / np.maximum(explored, 1e-9)
             left = np.minimum(np.maximum(self.gate.reserve, 0.0), max(self.gate.pool_reserve, 0.0))
+            left[held] = 0.0
             total += float((left * n / np.maximum(loss, 0.01) * (explored > 0)).sum())
         return int(min(total / max(len(self.engines), 1) / len(tables), 1_000_000))

@@ -75,6 +75,7 @@ class State(msgspec.Struct):
     exploring: Packed | None = None
     settled: Packed | None = None
     pool_settled: float | None = None
+    ordered: list[tuple[str, str]] = []
 
 
 def pack(array: "np.ndarray[Any, Any]") -> Packed:
@@ -151,6 +152,7 @@ def dump(learner: "Learner") -> bytes:
             exploring=pack(learner.exploring),
             settled=pack(learner.gate.settled),
             pool_settled=learner.gate.pool_settled,
+            ordered=sorted(learner.ordered),
         )
     )
 
@@ -200,6 +202,7 @@ def restore(learner: "Learner", data: bytes) -> None:
         gate.pool_settled = gate.pool_reserve = state.pool_reserve
         gate.pool_closed = state.pool_closed
     learner.effect_sd = state.effect_sd
+    learner.ordered = frozenset(state.ordered)
     same = (state.drafts, state.ks, state.loads) == ([d.name for d in spec.drafts], list(spec.ks), list(spec.loads))
     if same:
         account.pending = {(c, load): steps for c, load, steps in state.pending}

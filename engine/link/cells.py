@@ -56,12 +56,13 @@ class Segment:
 
 
 class AcceptanceCounts:
-    """Steps by number of positions seen and accepted, for one (domain, regime, draft, origin)."""
+    """Steps by number of positions drafted, seen and accepted, for one (domain, regime, draft, origin)."""
 
-    __slots__ = ("accepted_at", "key", "seen_at", "stamp")
+    __slots__ = ("accepted_at", "drafted_at", "key", "seen_at", "stamp")
 
     def __init__(self, domain: str, regime: Regime, draft: str, origin: Origin) -> None:
         self.key: tuple[str, Regime, str, Origin] = (domain, regime, draft, origin)
+        self.drafted_at = [0] * (MAX_K + 1)
         self.seen_at = [0] * (MAX_K + 1)
         self.accepted_at = [0] * (MAX_K + 1)
         self.stamp = 0
@@ -70,7 +71,8 @@ class AcceptanceCounts:
         """The cell as it stands."""
         seen = at_least(self.seen_at)
         accepted = at_least(self.accepted_at)
-        return AcceptanceCell(*self.key, seen, accepted + [0] * (len(seen) - len(accepted)))
+        accepted += [0] * (len(seen) - len(accepted))
+        return AcceptanceCell(*self.key, seen, accepted, at_least(self.drafted_at))
 
 
 class MomentCounts:

@@ -107,6 +107,15 @@ class Chooser:
         return None if force is None or self._clock() >= force.expires else force.table.policy.version
 
     @property
+    def age(self) -> float | None:
+        """Seconds since the policy in force was issued, by the wall clocks of both sides when it was read."""
+        force = self._in_force
+        if force is None or self._clock() >= force.expires:
+            return None
+        policy = force.table.policy
+        return max(0.0, self._clock() - force.expires + policy.expires - policy.issued)
+
+    @property
     def probing(self) -> bool:
         """Whether the step planned last was ordered to run without speculation."""
         return self._probe_left > 0
@@ -119,6 +128,7 @@ class Chooser:
             "mode": force.table.policy.mode if force is not None and self.version is not None else "static",
             "exploit": self._exploit,
             "explored": self._spent,
+            "policy_age": self.age,
             "expires_in": None if force is None else force.expires - self._clock(),
         }
 

@@ -85,6 +85,11 @@ class Counters:
         self._cost_other: CostCounts | None = None
         self._account: dict[tuple[str, str, int, str], AccountCounts] = {}
 
+    @property
+    def waiting(self) -> int:
+        """Events held back while a snapshot is being taken."""
+        return len(self._pending)
+
     def place(self, domain: str, regime: Regime, draft: str) -> str:
         """The domain a new request counts for: its own, or `other` where the label is not valid or the cap is reached.
 
@@ -187,6 +192,7 @@ class Counters:
                     segment.steps += 1
                     if segment.steps == SEGMENT_STEPS:
                         self._close_segment(ticket, ticket.draft, segment)
+            cell.drafted_at[drafted] += 1
             cell.seen_at[seen] += 1
             cell.accepted_at[accepted] += 1
             cell.stamp = generation

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import redis
 
+from engine.link.logs import Told
 from engine.link.messages import WIRE_VERSION, Keys, Policy, Version, decode_policy
 from engine.link.settings import LinkSettings, masked
 from engine.link.transport import Backoff, connect
@@ -25,13 +26,17 @@ class Judge:
     `use` takes over a policy, or `None`; it may raise `ValueError` for one that contradicts itself.
     """
 
-    def __init__(self, pool: str, use: Callable[[Policy | None, float], None]) -> None:
+    def __init__(self, pool: str, use: Callable[[Policy | None, float], None], engine: str | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.why = "no policy has been read yet"
         self.newest: Version | None = None
         self._pool = pool
         self._use = use
         self._current: Policy | None = None
+        self.log = Told(_log, pool=pool, engine=engine, policy_version=self._version)
+
+    def _version(self) -> Version | None:
+        return None if self._current is None else self._current.version
 
     def judge(self, data: bytes | None, unix_now: float) -> str:
         """Take in the key's value (`None`: there is no such key). The verdict, which is also counted: `applied`,
@@ -44,11 +49,12 @@ class Judge:
             self.why = why
             next_one = followed and verdict == "applied"  # one a second: no news
             wrong = verdict in ("unreadable", "future")
-            _log.log(logging.WARNING if wrong else logging.DEBUG if next_one else logging.INFO, "policy: %s", why)
+            self.log.log(logging.WARNING if wrong else logging.DEBUG if next_one else logging.INFO, "policy: %s", why)
         return verdict
 
     def _judge(self, data: bytes | None, now: float) -> tuple[str, str]:
         if data is None:
+            self.expire(now)
             return "absent", "the key holds no policy" + (", the last one stays until it expires" * bool(self._current))
         try:
             policy = self._read(data)
@@ -65,6 +71,14 @@ class Judge:
             return self._drop("unreadable", f"version {version} contradicts itself, static choice in force: {error}")
         self.newest, self._current = version, policy
         return "prolonged" if prolonged else "applied", f"version {version} in force"
+
+    def expire(self, now: float) -> None:
+        """Say so, once, when the policy in force has expired unrenewed; the engine left it by itself."""
+        if self._current is not None and now >= self._current.expires:
+            self.log.warning(
+                "policy: version %s has expired, static choice in force until a newer one comes", self._current.version
+            )
+            self._current = None
 
     def _read(self, data: bytes) -> Policy:
         policy = decode_policy(data)
@@ -129,8 +143,10 @@ class Follower:
             except (redis.RedisError, OSError) as error:
                 self._failure(f"{type(error).__name__}: {error}")
             except Exception as error:
-                _log.exception("follower: unexpected error")
+                if self.why != repr(error):  # once: it will be tried again and again
+                    self.judge.log.exception("follower: unexpected error")
                 self._failure(repr(error))
+            self.judge.expire(time.time())
             wait = self._backoff.after_failure()
 
     def _follow(self) -> None:
@@ -153,7 +169,9 @@ class Follower:
         self._backoff.success()
         if not self.connected:
             self.connected, self.why = True, None
-            _log.info("follower: following %s, pool %s", masked(self._settings.redis_url), self._settings.pool)
+            self.judge.log.info(
+                "follower: following %s, pool %s", masked(self._settings.redis_url), self._settings.pool
+            )
         self.judge.judge(data if data is None or isinstance(data, bytes) else bytes(str(data), "utf-8"), time.time())
 
     def _failure(self, why: str) -> None:
@@ -162,5 +180,5 @@ class Follower:
             stays = "the policy in force stays until it expires"
             if self.judge.newest is None:
                 stays = "there was no policy yet, so the static choice is in force; trying again"
-            _log.warning("follower: %s is not reachable (%s); %s", url, why, stays)
+            self.judge.log.warning("follower: %s is not reachable (%s); %s", url, why, stays)
         self.connected, self.why = False, why

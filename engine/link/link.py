@@ -12,6 +12,7 @@ from engine.link.breaker import Breaker
 from engine.link.chooser import Chooser
 from engine.link.counters import Counters, ImpossibleStepError
 from engine.link.follower import Follower, Judge
+from engine.link.logs import Told
 from engine.link.messages import NO_DRAFT, EngineDescription, Regime, load_bucket, prefill_bucket
 from engine.link.reporter import Live, Reporter
 from engine.link.settings import LinkSettings
@@ -56,10 +57,13 @@ class Link:
         self._tracer = None
         if settings.trace_dir is not None:
             self._tracer = Tracer(settings.trace_dir, settings.engine_id, self.incarnation, settings.trace_buffer)
-        self.judge = Judge(settings.pool, self._chooser.use)
+        self.judge = Judge(settings.pool, self._chooser.use, settings.engine_id)
         self.follower = Follower(settings, self.judge)
         chores = [self._tracer.flush] if self._tracer is not None else []
         self.reporter = Reporter(settings, describe, self.incarnation, self.counters, self._live, chores)
+        self._log = Told(
+            _log, pool=settings.pool, engine=settings.engine_id, policy_version=lambda: self._chooser.version
+        )
         self._running = 0
         self._waiting = 0
         self._lost = 0
@@ -177,7 +181,7 @@ class Link:
         if self._tracer is not None and ended:
             self._tracer.flush()
         if not ended:
-            _log.warning("link: a background thread is still waiting for the server; leaving it behind")
+            self._log.warning("link: a background thread is still waiting for the server; leaving it behind")
 
     def status(self) -> dict[str, object]:
         """What the link knows about itself, for the engine's status page and logs."""
@@ -191,6 +195,8 @@ class Link:
             "breaker_by_load": {} if self._breaker is None else self._breaker.status(),
             "frames": {"delivered": self.reporter.delivered, "failed": self.reporter.failed},
             "steps": self.counters.steps,
+            "unreported": self.reporter.unreported,
+            "pending": self.counters.waiting,
             "running": self._running,
             "lost": self._lost + self.counters.lost,
             "refused": self._refused,
@@ -204,18 +210,19 @@ class Link:
             max(0, self._running),
             self._waiting,
             self._lost + self.counters.lost,
+            None if self._broken else self._chooser.age,
         )
 
     def _refuse(self, error: ImpossibleStepError) -> None:
         self._lost += 1
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...: an engine that always errs is heard
-            _log.warning("link: step left out (%d so far): %s", self._refused, error)
+            self._log.warning("link: step left out (%d so far): %s", self._refused, error)
 
     def _fail(self, where: str, error: Exception) -> None:
         self._lost += 1
         self._broken = f"internal error in {where}: {error!r}"
-        _log.error(
+        self._log.error(
             "link: %s; the static choice (%s, K = %d) is in force until this engine restarts. Please report this.",
             self._broken,
             self._fallback.static.draft,

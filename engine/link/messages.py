@@ -4,7 +4,7 @@ All messages are JSON objects with short, fixed field names (`docs/reference/wir
 reader who has never seen this code). Counters are cumulative since the engine's incarnation started; the
 controller takes differences, so a lost, delayed or repeated frame is harmless while the engine lives.
 
->>> cell = AcceptanceCell("code", "greedy", "ngram", "policy", seen=[3, 2], accepted=[2, 1])
+>>> cell = AcceptanceCell("code", "greedy", "ngram", "policy", seen=[3, 2], accepted=[2, 1], drafted=[3, 3])
 >>> decode_frame(encode(Frame("e", "i", 1, 2.0, 3.0, acceptance=[cell]))).acceptance[0].accepted
 [2, 1]
 """
@@ -18,7 +18,7 @@ import msgspec
 WIRE_VERSION = 1
 
 # Constrained scalars. Labels come from users: bounded, never empty, no control characters.
-Label = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -78,7 +78,8 @@ class AcceptanceCell(Message, frozen=True):
     """Per draft position i (index 0 is position 1): times its outcome was seen, and times it was accepted.
 
     Position i is *seen* in a step when tokens 1..i-1 were all accepted, i <= K, and the step was not cut (stop token,
-    length, grammar) before i was decided. `accepted[i] <= seen[i]`, and `seen[i + 1] <= accepted[i]`.
+    length, grammar) before i was decided. `accepted[i] <= seen[i]`, and `seen[i + 1] <= accepted[i]`. `drafted`: times
+    position i was asked of the draft (i <= K), `drafted[i] >= seen[i]`; empty where the engine does not count it.
     """
 
     domain: Label
@@ -87,6 +88,7 @@ class AcceptanceCell(Message, frozen=True):
     origin: Origin
     seen: list[Count]
     accepted: list[Count]
+    drafted: list[Count] = []
 
 
 class MomentCell(Message, frozen=True):
@@ -157,7 +159,8 @@ class Frame(Message, frozen=True):
     """One report of one engine incarnation. Cells hold absolute values; a full frame holds all of them.
 
     `time`: engine clock, seconds since the incarnation started. `unix`: wall clock, seconds. `applied`: version of the
-    policy in force, or null. `running`, `waiting`: requests now. `lost`: steps the reporter could not record.
+    policy in force, or null; `policy_age`: seconds since that was issued. `running`, `waiting`: requests now. `lost`:
+    steps the reporter could not record.
     """
 
     engine: Label
@@ -179,6 +182,7 @@ class Frame(Message, frozen=True):
     cost: list[CostCell] = []
     account: list[AccountCell] = []
     final: bool = False
+    policy_age: Seconds | None = None
 
 
 class DraftChoice(Message, frozen=True):

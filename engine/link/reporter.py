@@ -14,6 +14,7 @@ from typing import NamedTuple
 import redis
 
 from engine.link.counters import Counters
+from engine.link.logs import Told
 from engine.link.messages import BreakerState, EngineDescription, Frame, Keys, Version, encode
 from engine.link.pace import LEAST, YOUNG_STEPS, pace
 from engine.link.settings import LinkSettings, masked
@@ -30,6 +31,7 @@ class Live(NamedTuple):
     running: int
     waiting: int
     lost: int
+    policy_age: float | None = None
 
 
 class Reporter:
@@ -61,13 +63,20 @@ class Reporter:
         self._keys = Keys(settings.pool)
         self._client = connect(settings.redis_url, settings.timeout)
         self._backoff = Backoff(min(0.25, settings.report_interval), 10.0, random.Random())
+        self._log = Told(_log, pool=settings.pool, engine=settings.engine_id)
         self._started = time.monotonic()
         self._seq = 0
         self._reported = 0  # steps in the last frame
+        self._delivered_steps = 0  # steps in the last frame that was delivered
         self._since = 0
         self._until_full = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="akc-reporter", daemon=True)
+
+    @property
+    def unreported(self) -> int:
+        """Steps that no delivered frame holds yet: what would be lost if the engine died now."""
+        return max(0, self._counters.steps - self._delivered_steps)
 
     def start(self) -> None:
         """Begin to report."""
@@ -108,6 +117,7 @@ class Reporter:
             cost=snapshot.cost,
             account=snapshot.account,
             final=final,
+            policy_age=live.policy_age,
         )
         return frame, snapshot.generation
 
@@ -147,16 +157,18 @@ class Reporter:
             self._failure(f"{type(error).__name__}: {error}")
             return False
         except Exception as error:  # the thread must live on: the next frame starts from the counters again
-            _log.exception("reporter: a frame could not be made")
+            if self.why != repr(error):  # once: it will be tried again and again
+                self._log.exception("reporter: a frame could not be made")
             self._failure(repr(error))
             return False
         self._since = generation
         self._until_full = self._settings.full_every - 1 if frame.full else self._until_full - 1
+        self._delivered_steps = frame.steps
         self.delivered += 1
         self._backoff.success()
         if not self.connected:
             self.connected, self.why = True, None
-            _log.info("reporter: reporting to %s, pool %s", masked(self._settings.redis_url), self._settings.pool)
+            self._log.info("reporter: reporting to %s, pool %s", masked(self._settings.redis_url), self._settings.pool)
         return True
 
     def _failure(self, why: str) -> None:
@@ -164,5 +176,5 @@ class Reporter:
         self._until_full = 0  # a server that comes back may have forgotten everything
         if self.connected or self.failed == 1:
             url = masked(self._settings.redis_url)
-            _log.warning("reporter: %s is not reachable (%s); decoding goes on, trying again", url, why)
+            self._log.warning("reporter: %s is not reachable (%s); decoding goes on, trying again", url, why)
         self.connected, self.why = False, why

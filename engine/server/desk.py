@@ -110,7 +110,6 @@ class Desk:
         with self._lock:
             account = self._expected.pop(key)
         ticket = self._admit(account, regime, batch)
-        self.meter.admit(ticket)
         self._open[ticket] = account
         return ticket
 

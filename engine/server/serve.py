@@ -16,6 +16,7 @@ import uvicorn
 from engine.core.config import ModelError
 from engine.core.engine import Engine
 from engine.link import EngineDescription, Link, SettingsError, StaticLink
+from engine.link.logs import configure, uvicorn_log
 from engine.link.messages import NO_DRAFT
 from engine.link.trace import Traced, Tracer
 from engine.models import FetchError, fetch_smollm2
@@ -145,6 +146,7 @@ def server(host: Host) -> Server:
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=round(settings.drain) + 5,  # a last resort
+        **uvicorn_log(settings.log_format),
     )
     made = Server(config, host)
 
@@ -160,11 +162,15 @@ def run(settings: EngineSettings) -> None:
 
     Exits with status 1 and a message when the engine cannot be built or has failed, with 3 when it cannot listen.
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    known: dict[str, object] = {"engine": settings.engine_id}
+    if not settings.offline:
+        known["pool"] = settings.pool
+    configure(settings.log_level, settings.log_format, known)
     try:
         host = build(settings)
     except (SettingsError, ModelError, FetchError) as error:
         sys.exit(f"akc engine: {error}")
+    known["policy_version"] = lambda: host.desk.status().get("version")
     # uvicorn raises the signal that stopped it again when it is done; everything is closed by then.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

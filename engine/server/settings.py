@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from engine.link.logs import LogFormat
 from engine.link.messages import MAX_K
 from engine.link.settings import LinkSettings
 
@@ -39,3 +40,4 @@ class EngineSettings(LinkSettings, frozen=True, kw_only=True):
     pins: bool = True
     served_name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: LogFormat = "text"

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
 
 class FolderError(ValueError):
     """A folder that cannot be vetted; the message names the file and what is needed."""
@@ -16,6 +18,12 @@ class ModelFolder(NamedTuple):
     config: dict[str, Any]
     vocabulary: dict[str, int]
     size: int
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of the longest sequence that the configuration names, None where it names none."""
+        named = (self.config.get(key) for key in _CONTEXT)
+        return next((length for length in named if isinstance(length, int) and length > 0), None)
 
 
 def read_folder(path: Path) -> ModelFolder:

@@ -22,7 +22,7 @@ SAMPLE = (
 class Verdict(NamedTuple):
     """`shared`: share of the target's tokens that the draft knows as the same string (at any id); `covered`: of the
     sample text's tokens; `ratio`: bytes that a pass of the draft reads, over the target's. `config`: what fits for
-    `--speculative-config`, None where nothing does.
+    `--speculative-config`, None where nothing does. `context`: what is to be said of the draft's longest sequence.
     """
 
     kind: Kind
@@ -31,6 +31,7 @@ class Verdict(NamedTuple):
     covered: float
     ratio: float | None
     config: dict[str, Any] | None
+    context: str | None = None
 
     @property
     def exit(self) -> int:
@@ -54,7 +55,16 @@ def vet(target: ModelFolder, draft: ModelFolder, *, k: int = 5) -> Verdict:
         config = {"method": "draft_model", "model": str(draft.path), "num_speculative_tokens": k}
         if kind != "same":
             config["use_heterogeneous_vocab"] = True
-    return Verdict(kind, sentence, shared, covered, ratio, config)
+    return Verdict(kind, sentence, shared, covered, ratio, config, _context(target, draft))
+
+
+def _context(target: ModelFolder, draft: ModelFolder) -> str | None:
+    if target.context is None or draft.context is None or draft.context >= target.context:
+        return None
+    return (
+        f"the draft's longest sequence is {draft.context} tokens, the target's {target.context}: model runner V1 "
+        f"drafts for nobody in a step where any sequence comes within K of {draft.context} (V2 does not look)"
+    )
 
 
 def _compare(

@@ -65,11 +65,15 @@ class ClosingLink(LinkLike, Protocol):
 class _Known:
     """What is known of a request between its steps."""
 
-    __slots__ = ("asked", "begun", "decodes", "k", "offered", "request", "salt", "speculates", "ticket", "valid")
+    __slots__ = (
+        "asked", "begun", "decodes", "holed", "k", "label", "offered", "request", "salt", "speculates", "ticket",
+        "valid",
+    )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.ticket: Ticket | None = None
+        self.label: str | None = None  # that it was admitted with; beyond the link's cap its domain is `other` for good
         self.speculates = _speculates(request.sampling_params)
         self.k = 0  # planned for the drafts made at the end of the step that was scheduled last
         self.asked = 0  # of the drafts that wait to be verified
@@ -77,6 +81,7 @@ class _Known:
         self.valid = 0  # of them, what the grammar left
         self.decodes = False  # its prompt has been read
         self.begun = False  # it has been scheduled: its drafter has read what the target has
+        self.holed = False  # its drafter missed a step, and guesses by a cache that has a hole
         self.salt = request.cache_salt  # the client's own
 
 
@@ -88,6 +93,7 @@ class _Row(NamedTuple):
     scheduled: int  # draft tokens
     offered: int | None
     valid: int
+    holed: bool
 
 
 class _Step(NamedTuple):
@@ -123,6 +129,9 @@ class Bridge:
 
     `table`: vLLM's own table, K by batch size. It bounds K where no policy is followed, counted in decoding rows and
     held while the batch flickers across a boundary; a policy goes by its own loads.
+
+    `reach`: tokens of the longest sequence beyond which the worker drafts for nobody. Such steps are planned at K = 0.
+    Whoever was in one has a hole in its draft's cache: what it shows from then on is censored, under origin `limit`.
     """
 
     def __init__(
@@ -134,6 +143,7 @@ class Bridge:
         table: Callable[[int], int] | None = None,
         others: Sequence[Drafter] = (),
         places: Sequence[int] = (),
+        reach: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`others`: further drafters that the worker has in force, at these `places` of it (the configured one: 0)."""
@@ -145,11 +155,13 @@ class Bridge:
         self._place = dict(zip(self._team, [0, *(places or range(1, len(team)))], strict=False))
         self._judged = self._accepted = 0
         self._table = Held(table) if table is not None else None
+        self._reach = reach
         self._clock = clock
         self._known: dict[str, _Known] = {}
         self._steps: deque[_Step] = deque()
         self._over: list[_Known] = []
-        self._last_end: float | None = None  # None: the engine was idle
+        self._last_end: float | None = None  # None: the engine was idle, or has been paused
+        self._interrupted = float("-inf")
 
     @property
     def counts(self) -> Counts:
@@ -201,16 +213,17 @@ class Bridge:
         fresh = {new.req_id for new in step.scheduled_new_reqs} | set(step.scheduled_cached_reqs.resumed_req_ids)
         rows: list[_Row] = []
         going_on: list[_Known] = []
-        prefill = kv_tokens = 0
+        prefill = kv_tokens = longest = 0
         for request_id, tokens in step.num_scheduled_tokens.items():
             known = self._known.get(request_id)
             if known is None:
                 continue
             request = known.request
             kv_tokens += request.num_computed_tokens
+            longest = max(longest, request.num_computed_tokens)
             drafts = len(step.scheduled_spec_decode_tokens.get(request_id, ()))
             if known.decodes and request_id not in fresh:
-                rows.append(_Row(known, known.asked, drafts, known.offered, known.valid))
+                rows.append(_Row(known, known.asked, drafts, known.offered, known.valid, known.holed))
             else:
                 prefill += tokens
             known.asked, known.offered, known.valid = 0, None, 0
@@ -219,9 +232,15 @@ class Bridge:
             if known.decodes:
                 going_on.append(known)
         planned = self._plan(going_on)
+        beyond = self._reach is not None and longest > self._reach
+        if beyond:
+            planned = 0
+            self._skip(step, going_on)
         ks = {known.request.request_id: known.k for known in going_on}
         drafted: dict[str, tuple[int, int]] = {}
-        if self._team:
+        if self._team and beyond:
+            planned = Plan(0, {}, ks)
+        elif self._team:
             planned, drafted = self._shared(step, planned, ks)
         elif planned and self.drafter is not None:
             drafted[self.drafter.name] = (sum(ks.values()), self.drafter.passes(planned))
@@ -249,6 +268,14 @@ class Bridge:
                 drafted[name] = (sum(each), max(passes, int(drafter.cached)))
         return Plan(planned, drafts, ks), drafted
 
+    def _skip(self, step: Scheduled, going_on: list[_Known]) -> None:
+        """Nobody drafts in this step."""
+        for decoding in going_on:
+            decoding.k = decoding.asked = 0
+        for known in filter(None, map(self._known.get, step.num_scheduled_tokens)):
+            drafter = self._team.get(known.ticket.draft) if self._team and known.ticket else self.drafter
+            known.holed |= drafter is not None and drafter.cached
+
     def _plan(self, going_on: list[_Known]) -> int:
         tickets = [self._ticket(known, len(going_on)) for known in going_on]
         if not tickets:
@@ -257,10 +284,9 @@ class Bridge:
         bound = self._table(len(tickets)) if self._table is not None else MAX_K
         for known, ticket, k in zip(going_on, tickets, planned, strict=True):
             bounded = min(k, bound) if ticket.variant == "static" else k
-            known.k = bounded if known.speculates else 0
-            if self._team:
-                drafter = self._team.get(ticket.draft)
-                known.k = min(known.k, drafter.most) if drafter is not None else 0
+            drafter = self._team.get(ticket.draft) if self._team else self.drafter
+            # Whatever the link says: a worker asked for more than it was made for dies.
+            known.k = min(bounded, drafter.most) if drafter is not None and known.speculates else 0
             known.asked = known.k
             known.offered = None
         return max(known.k for known in going_on)
@@ -273,8 +299,9 @@ class Bridge:
         if ticket is not None and ticket.domain != OTHER:
             return ticket
         label = self.labels.of(known.request.request_id)
-        if ticket is not None and (label is None or label == OTHER):
+        if ticket is not None and label in (None, OTHER, known.label):
             return ticket
+        known.label = label
         if ticket is not None:
             self.link.finish(ticket)
         known.ticket = self.link.admit(label or OTHER, _regime(known.request.sampling_params), batch)
@@ -338,9 +365,15 @@ class Bridge:
             verified += tokens
             if outcome is not None:
                 outcomes.append(outcome)
-        if outcomes:
+        # What was under way when generation was paused took as long as somebody liked.
+        if outcomes and done.began >= self._interrupted:
             self.link.record(StepOutcome(end - began, outcomes, verified, done.prefill, done.kv_tokens, done.drafted))
         self._finish()
+
+    def interrupted(self) -> None:
+        """Generation was paused, or goes on: the time since the last step belongs to no step."""
+        self._last_end = None
+        self._interrupted = self._clock()
 
     def _outcome(
         self, row: _Row, sampled: int, emitted: int, invalid: Mapping[str, int]
@@ -363,7 +396,7 @@ class Bridge:
         by_grammar = spoilt > 0 or (row.offered is not None and row.valid < row.offered)
         by_room = row.scheduled < (row.asked if row.offered is None else row.valid)
         drafted = judged if by_grammar or by_room else row.asked
-        limited = by_grammar or by_room
+        limited = by_grammar or by_room or row.holed
         seen = kept if stopped or kept >= drafted else kept + 1
         return RowOutcome(ticket, drafted, kept, seen, emitted, limited), drafted + 1
 

@@ -91,7 +91,9 @@ class Labels:
         if label is None:
             return None
         try:
-            return clean_label(str(label))
+            if not isinstance(label, str):
+                raise LabelError(f"domain label is {label!r:.80}; allowed is text")  # noqa: TRY301  # as for bad text
+            return clean_label(label)
         except LabelError as error:
             # The request must be served whatever it is called: unlike our own server, this one cannot answer with 400.
             self.refused += 1

@@ -1,4 +1,5 @@
-"""vLLM's scheduler with our hooks: the only module that touches vLLM.
+"""vLLM's scheduler with our hooks: the only module that touches vLLM. It is imported once its version has been checked
+(`entry`), since what it imports from vLLM may not be there in another.
 
 Whatever goes wrong in a hook, the scheduler behaves as stock from then on: the error is logged once, serving goes on.
 """
@@ -23,31 +24,14 @@ from vllm.version import __version__
 
 from engine.link import Link
 from engine.link.messages import MAX_K
+from engine.link.settings import SettingsError
 from engine.vllm.bridge import Bridge
-from engine.vllm.drafter import Drafter, by_batch, describe, drafter_of, further
+from engine.vllm.drafter import Drafter, by_batch, configured, describe, further, reach
 from engine.vllm.labels import Labels
 from engine.vllm.settings import VllmSettings, settings_of
 from engine.vllm.several import Force, in_force, obstacle
-from engine.vllm.versions import problem
 
 _log = logging.getLogger("vllm.adaptive_k")
-
-
-def _drafter(config: VllmConfig, name: str | None) -> Drafter | None:
-    speculative = config.speculative_config
-    if speculative is None:
-        return None
-    parallel = bool(getattr(speculative, "parallel_drafting", False))
-    drafter = drafter_of(
-        str(speculative.method), speculative.model, speculative.num_speculative_tokens, name, parallel=parallel
-    )
-    # Ranks that run together (experts) meet in every pass of a drafting model: another number of them would hang all.
-    return drafter._replace(steady=drafter.steady or (_together(config) and drafter.kind != "ngram"))
-
-
-def _together(config: VllmConfig) -> bool:
-    """Whether data-parallel ranks run their passes together; vLLM tells independent ranks that they are alone."""
-    return bool(config.parallel_config.data_parallel_size > 1)
 
 
 def _hardware(config: VllmConfig) -> str:
@@ -72,7 +56,7 @@ def _log_with_vllm() -> None:
 def _others(config: VllmConfig, settings: VllmSettings, drafter: Drafter | None, cache: Any) -> Force:
     """The drafters that the worker has in force beside the configured one."""
     if not settings.drafters:
-        return Force([], [], [])
+        return Force([], [], [], [])
     why = obstacle(config)
     others = further(settings, drafter or Drafter("none", "other", MAX_K))
     layers = [name for group in getattr(cache, "kv_cache_groups", ()) for name in group.layer_names]
@@ -102,13 +86,14 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     if settings.off:
         _log.info("adaptive_k: switched off; vLLM's own scheduler is in force")
         return None
-    drafter = _drafter(config, settings.draft)
+    drafter = configured(config, __version__, settings.draft)
     table = getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None)
     force = _others(config, settings, drafter, cache)
     described = describe(
         drafter,
         settings,
         others=force.others,
+        absent=force.absent,
         software=f"vllm {__version__}",
         target=os.path.basename(str(config.model_config.model).rstrip("/")) or "model",
         hardware=_hardware(config),
@@ -123,10 +108,10 @@ def _bridge(config: VllmConfig, cache: Any = None) -> Bridge | None:
     _log.info(
         "adaptive_k: pool %s, engine %s, drafter %s, K of %s; without a policy K = %d",
         settings.pool, settings.engine_id, ", ".join(one.name for one in described.drafts) or "none",
-        described.k_values, described.static.k,
+        described.k_values, described.static.k, extra={"pool": settings.pool, "engine": settings.engine_id},
     )  # fmt: skip
     looked_up = by_batch(table) if table else None
-    return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places)
+    return Bridge(link, labels, drafter, table=looked_up, others=force.others, places=force.places, reach=reach(config))
 
 
 class _Hooks:
@@ -149,6 +134,9 @@ class _Hooks:
     def _give_up(self, hook: str, error: Exception) -> None:
         self.akc_errors += 1
         bridge, self._akc = self._akc, None
+        if isinstance(error, SettingsError):
+            _log.error("adaptive_k: disabled, vLLM's own scheduling is in force: %s", error)
+            return  # nothing has been started yet
         _log.error(
             "adaptive_k: %r in %s; vLLM's own scheduling is in force until this engine restarts. Check the settings in "
             "--additional-config '{\"adaptive_k\": {...}}' and report this if they are fine.",
@@ -195,9 +183,13 @@ class _Hooks:
         next_ones = itertools.islice(self.waiting, max(0, self.max_num_running_reqs - running))  # type: ignore[attr-defined]  # the scheduler's
         for request_id, salt in bridge.choose(next_ones, running).items():
             request = self.requests[request_id]  # type: ignore[attr-defined]  # the scheduler's
-            request.cache_salt = salt
-            request.block_hashes = []
-            request.update_block_hashes()
+            before = request.cache_salt, request.block_hashes
+            try:
+                request.cache_salt, request.block_hashes = salt, []
+                request.update_block_hashes()
+            except Exception:
+                request.cache_salt, request.block_hashes = before
+                raise
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]  # the scheduler's
@@ -253,6 +245,13 @@ class _Hooks:
                 bridge.completed(scheduler_output, sampled, before, busy=busy)
         return result
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Leave pauses out of step times: requests run on, and no step is made."""
+        super().set_pause_state(pause_state)  # type: ignore[misc]  # the scheduler's
+        with self._ours("set_pause_state") as bridge:
+            if bridge is not None:
+                bridge.interrupted()
+
     def shutdown(self) -> None:
         """Send the last frame."""
         with self._ours("shutdown") as bridge:
@@ -276,20 +275,3 @@ class AsyncAdaptiveScheduler(_Hooks, AsyncScheduler):
         super()._apply(scheduler_output, planned, ks)
         for request, place in places:
             request.spec_token_ids = place
-
-
-class AdaptiveScheduler:
-    """What `--scheduler-cls` names: makes the scheduler that fits the configuration, vLLM's own where we do not fit."""
-
-    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
-        """A scheduler."""
-        asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
-        stock = AsyncScheduler if asynchronous else Scheduler
-        why = problem(__version__, stock)
-        if why is not None:
-            _log.error(
-                "adaptive_k: disabled, %s; vLLM serves as without it. Supported versions: docs/reference/vllm.md", why
-            )
-            return stock(vllm_config, *args, **kwargs)
-        ours = AsyncAdaptiveScheduler if asynchronous else SyncAdaptiveScheduler
-        return ours(vllm_config, *args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engine.link.messages import MAX_K, Label
+from engine.link.messages import MAX_K, NO_DRAFT, Label
 from engine.link.settings import LinkSettings, SettingsError, load
 
 KEY = "adaptive_k"
@@ -57,8 +57,8 @@ class DrafterSettings(msgspec.Struct, frozen=True, kw_only=True):
 class VllmSettings(LinkSettings, frozen=True, kw_only=True):
     """`off`: leave vLLM as it is. `draft`: the drafter's name on the wire, by default its model's or its method's.
     `k_values`: the K to choose from, 0 and 1 to the configured number by default; on a GPU name those whose graphs were
-    captured. Without `static_draft` and `static_k` the static choice is what the operator configured. `drafters`: more
-    than the configured one (as JSON in the environment).
+    captured. Without `static_draft` and `static_k` the static choice is what the operator configured; `static_k` alone
+    is one of the configured drafter's. `drafters`: more than the configured one (as JSON in the environment).
 
     A request's domain is its `vllm_xargs.domain`; else what `request_id` (a regular expression with one group) finds in
     its id, which holds the `X-Request-Id` header under `--enable-request-id-headers`; else, with `lora`, the name of
@@ -75,6 +75,8 @@ class VllmSettings(LinkSettings, frozen=True, kw_only=True):
     classify_tokens: Annotated[int, msgspec.Meta(ge=1, le=8192)] = 512
 
     def __post_init__(self) -> None:
+        if self.draft == NO_DRAFT:
+            raise ValueError(f"draft is {NO_DRAFT!r}, the name of not speculating; allowed: any other")
         if self.request_id is not None:
             try:
                 groups = re.compile(self.request_id).groups
@@ -95,6 +97,8 @@ def settings_of(additional: Any, env: Mapping[str, str], rank: int = 0, ranks: i
     engine.link.settings.SettingsError: pol is not a setting (flag); did you mean pool?
     """
     given = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
+    if isinstance(additional, Mapping) and KEY not in additional:
+        _mistaken(additional)
     if not isinstance(given, Mapping):
         raise SettingsError(f"{KEY} is {given!r}; allowed: a table of settings")
     described = given.get("drafters", env.get("AKC_DRAFTERS"))
@@ -104,6 +108,25 @@ def settings_of(additional: Any, env: Mapping[str, str], rank: int = 0, ranks: i
         name = f"{settings.engine_id[:56]}-dp{rank}"
         settings = msgspec.structs.replace(settings, engine=name)
     return settings
+
+
+def _mistaken(additional: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` where the table is there under another name, or its settings stand outside of it: an engine
+    that joined some default pool instead would go unnoticed. Keys of other plug-ins are theirs.
+
+    >>> _mistaken({"adaptive-k": {"pool": "a"}})
+    Traceback (most recent call last):
+    engine.link.settings.SettingsError: --additional-config has 'adaptive-k'; did you mean 'adaptive_k'?
+    >>> _mistaken({"pool": "a", "other": 1})
+    Traceback (most recent call last):
+    engine.link.settings.SettingsError: --additional-config has 'pool'; settings belong into its table 'adaptive_k'
+    """
+    ours = {field.name for field in msgspec.structs.fields(VllmSettings)}
+    for name in map(str, additional):
+        if re.sub(r"[^a-z]", "", name.lower()) == KEY.replace("_", ""):
+            raise SettingsError(f"--additional-config has {name!r}; did you mean {KEY!r}?")
+        if name in ours:
+            raise SettingsError(f"--additional-config has {name!r}; settings belong into its table {KEY!r}")
 
 
 def _drafters(described: Any) -> tuple[DrafterSettings, ...] | None:

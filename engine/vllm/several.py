@@ -44,10 +44,11 @@ def obstacle(config: Any) -> str | None:
 
 
 class Force(NamedTuple):
-    """Drafters in force beside the configured one, their places, and what is to be said of the others."""
+    """Drafters in force beside the configured one, their places; the names of the others, and what is to be said."""
 
     others: list[Drafter]
     places: list[int]
+    absent: list[str]
     lines: list[str]
 
 
@@ -63,7 +64,7 @@ def in_force(
     ['not in force: small (the worker could not take it; its log says why)']
     """
     loaded = {name.split(".", 1)[0] for name in layers if name.startswith(PREFIX)}
-    force = Force([], [], [])
+    force = Force([], [], [], [])
     for place, one in enumerate(others, start=1):
         why = why_not
         if why is None and prefix(0) not in loaded:
@@ -79,5 +80,6 @@ def in_force(
             force.others.append(one)
             force.places.append(place)
         else:
+            force.absent.append(one.name)
             force.lines.append(f"not in force: {one.name} ({why})")
     return force

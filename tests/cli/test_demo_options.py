@@ -1,12 +1,15 @@
 """Bad options of `akc demo` end it at once, with the value named, before any process is started."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from controller.cli import commands
 from controller.cli.demo import run as demo
+from controller.cli.demo.processes import Processes
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +55,19 @@ def test_good_options_reach_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert result.exit_code == 0, result.output
     assert seen == [demo.DemoOptions(seed=3, drafts=("ngram", f"small={tmp_path}"), json=path, quick=True)]
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("port", "command"), [(8080, "akc watch"), (81, "akc watch --url http://127.0.0.1:81")])
+def test_what_stays_is_told_and_the_dashboard_s_address_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int, command: str
+) -> None:
+    def pressed(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", pressed)
+    addresses = demo.Addresses("redis://127.0.0.1:1/0", f"http://127.0.0.1:{port}", "http://127.0.0.1:2")
+    told = io.StringIO()
+    with Processes(tmp_path) as group, pytest.raises(KeyboardInterrupt):
+        demo._stay(addresses, group, Console(file=told, width=40))
+    assert told.getvalue().splitlines()[-1] == f"dashboard  http://127.0.0.1:{port}/"
+    assert demo._watch(addresses) == command

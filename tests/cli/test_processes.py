@@ -2,12 +2,13 @@
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from controller.cli.demo.processes import Processes, StartError
+from controller.cli.demo.processes import Processes, StartError, free_port
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -47,3 +48,11 @@ def test_a_killed_part_that_nobody_restarts_ends_the_demo(tmp_path: Path) -> Non
         ended(group, "engine")
         with pytest.raises(StartError, match="engine ended with code -9"):
             group.check()
+
+
+def test_a_port_is_the_wanted_one_unless_somebody_has_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert free_port(port) not in (0, port)
+    assert free_port(port) == port

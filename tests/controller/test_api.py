@@ -7,8 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
+from controller.api.pools import explored
 from controller.app import create_app
 from controller.settings import ControllerSettings
+from controller.view import Choice, Domain, Interval, Traffic
 from engine.link.messages import Keys, decode_policy, encode
 from tests.controller.engines import CountingEngine
 
@@ -51,8 +53,21 @@ async def test_a_pool_is_summed_up(api: httpx.AsyncClient, pool: CountingEngine)
     tokens = sum(cell.tokens for cell in pool.cells["account"].values())
     assert summary["traffic"]["tokens"] == tokens
     assert summary["traffic"]["tokens_per_busy_second"] == pytest.approx(tokens / 10.0)
+    assert 0 <= summary["explored"] < 1
     speedup = summary["traffic"]["speedup"]
     assert speedup["low"] < speedup["value"] < speedup["high"]
+
+
+def test_exploration_is_weighed_by_what_was_served_lately() -> None:
+    """30 row-steps at 0.9, 10 at 0.5 (their other load does not count): (30 * 0.1 + 10 * 0.5) / 40."""
+
+    def domain(row_steps: int, main_load: int | None, *probabilities: float) -> Domain:
+        recent = Traffic(60.0, 0, row_steps, 1.0, None, None, None)
+        choices = [Choice(2**i, "ngram", 2, p, Interval(1.0, 1.0, 1.0), "", 0, []) for i, p in enumerate(probabilities)]
+        return Domain("d", "greedy", 0, 0, recent, main_load, [], choices)
+
+    assert explored([domain(30, 1, 0.9), domain(10, 2, 0.7, 0.5)]) == pytest.approx(0.2)
+    assert explored([domain(0, None, 0.9)]) is None
 
 
 async def test_the_policy_has_its_version_as_etag_and_is_not_sent_twice(
@@ -83,6 +98,10 @@ async def test_a_domain_shows_posteriors_raw_counts_arms_and_the_reason(
     first, second = curve["positions"][:2]
     assert first["acceptance"]["low"] < counted.accepted[0] / counted.seen[0] < first["acceptance"]["high"]
     assert second["survival"] == pytest.approx(first["acceptance"]["value"] * second["acceptance"]["value"])
+    # Every segment of this engine is one step, which tells nothing of how requests differ.
+    about = pytest.approx(counted.seen[0], rel=1e-4)  # they have faded for some milliseconds
+    assert curve["spread"] == {"segments": about, "sd": None, "observed": about, "design_effect": 1.0}
+    assert curve["effective_n"] == about
     choice = code["choices"][0]
     assert choice["reason"]
     assert sum(arm["probability"] for arm in choice["arms"]) == pytest.approx(1.0)

@@ -37,7 +37,7 @@ def test_the_first_frame_counts_from_the_start_and_is_dated_at_the_middle_of_its
     engine.step("code", 2, seconds=4.0)
     delta = learned(Ledger().take(engine.frame(full=True), NOW))
     assert (delta.engine, delta.time) == ("e", NOW - 2.0)
-    assert delta.acceptance == [AcceptanceCell("code", "greedy", "ngram", "policy", [1, 1], [1, 1])]
+    assert delta.acceptance == [AcceptanceCell("code", "greedy", "ngram", "policy", [1, 1], [1, 1], [1, 1])]
 
 
 def test_later_frames_give_differences_dated_at_the_middle_of_their_interval() -> None:
@@ -117,6 +117,14 @@ def test_a_counter_that_goes_backwards_is_refused_by_name_and_changes_nothing() 
             "position 2 seen 3 times after 2",
         ),
         ({"acceptance": [AcceptanceCell("d", "greedy", "n", "policy", [3, 1], [2])]}, "2 positions seen, 1 accepted"),
+        (
+            {"acceptance": [AcceptanceCell("d", "greedy", "n", "policy", [2, 2], [2, 1], [2])]},
+            "position 2 seen 2 times but drafted 0",
+        ),
+        (
+            {"acceptance": [AcceptanceCell("d", "greedy", "n", "policy", [1], [1], [1, 2])]},
+            "position 2 drafted 2 times, the one before 1",
+        ),
         ({"acceptance": [AcceptanceCell("d", "greedy", "n", "policy", [1], [1])] * 2}, "twice"),
         ({"cost": [CostCell(["n"], 1, 1, 0, 1, 1.0, 1.0, [1.0] * 3, [1.0] * 6, [1.0] * 3)]}, "sx has 3 entries, 5 for"),
         ({"cost": [CostCell([], 1, 0, 0, 1, float("inf"), 1.0, [1.0] * 3, [1.0] * 6, [1.0] * 3)]}, "seconds holds inf"),

@@ -135,8 +135,9 @@ async def test_a_reset_is_carried_out_once(server: str, engine: CountingEngine, 
         ("PUT", "mode", {"mode": "on", "share": 0.5}, 422, "share is 0.5 in mode 'on'"),
         ("DELETE", "pins/code", None, 422, "domain 'code' is not pinned; pinned are none"),
         ("POST", "resets", {}, 422, "a reset names a domain, a draft or both"),
-        ("POST", "resets", {"domain": "a\u0000b"}, 422, "not a label or a note that can be kept"),
-        ("POST", "resets", {"draft": "\x7f"}, 422, "not a label or a note that can be kept"),
+        ("POST", "resets", {"draft": "zzz"}, 422, "nothing was learned of draft 'zzz'; known are 'ngram'"),
+        ("POST", "resets", {"domain": "a\u0000b"}, 422, "nothing was learned of domain"),
+        ("POST", "resets", {"draft": "\x7f"}, 422, "nothing was learned of draft"),
         ("PUT", "drafts/eagle", {"retired": True}, 422, "draft 'eagle' is loaded by no engine; loaded are 'ngram'"),
         ("PUT", "mode", {"mode": "on", "why": "x" * 70_000}, 413, "more than 65536 bytes"),
     ],
@@ -273,3 +274,48 @@ async def test_what_cannot_be_imagined_is_told(
         answer = await api.post(f"{P}/what-if", json=question)
         assert answer.status_code == 422
         assert said in answer.json()["detail"]
+
+
+async def test_a_measurement_plays_the_static_choice_in_its_windows_and_is_shown(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        # Pairs of two windows of 5 s, so that one with the static choice comes within 5 s. It is ngram at K = 2.
+        body = {"minutes": 0.5, "windows": 6, "why": "worth it?"}
+        made = await api.put(f"{P}/measure", json=body)
+        assert made.status_code == 200, made.text
+        told = made.json()["measure"]
+        assert (told["window_seconds"], told["share"], told["against"], told["by"]) == (5.0, 0.5, "static", "local")
+
+        def static(p: Policy) -> bool:
+            choices = {(c.draft, *c.k, c.p) for cell in p.cells for c in cell.drafts}
+            return choices == {("none", (0, 1.0), 0.0), ("ngram", (2, 1.0), 1.0)} and p.probe.every == p.allowance == 0
+
+        await policy(api, until, static)
+        gain = (await api.get(P)).json()["measured_gain"]
+        assert (gain["ratio"], gain["pairs"], gain["planned"], gain["running"]) == (None, 0, 3, True)
+        assert gain["against"] == ["ngram", 2]
+        entry = (await api.get(f"{P}/audit")).json()[0]
+        assert entry["what"] == (
+            "measure the gain over the static choice: 0.5 minutes in 6 windows, 50.0% of the time without the policy"
+        )
+        assert (entry["who"], entry["why"]) == ("local", "worth it?")
+        assert (await api.delete(f"{P}/measure")).json()["measure"] is None
+        await policy(api, until, lambda p: not static(p))
+        assert (await api.delete(f"{P}/measure")).status_code == 422
+
+
+async def test_in_shadow_nothing_is_measured_and_the_answer_says_why(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        await api.put(f"{P}/mode", json={"mode": "shadow"})
+        await policy(api, until, lambda p: p.mode == "shadow")
+        answer = await api.put(f"{P}/measure", json={"minutes": 10})
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == (
+            "mode is 'shadow', in which all requests play the static choice: there is nothing to compare it with, so "
+            "no gain can be measured. Set mode 'canary' or 'on' first"
+        )

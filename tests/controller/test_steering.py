@@ -6,7 +6,7 @@ import pytest
 from controller import steering
 from controller.learner.config import PoolSpec
 from controller.steering import OrderError, Orders, Pin
-from engine.link.messages import DraftChoice, DraftInfo, PolicyCell
+from engine.link.messages import DraftChoice, DraftInfo, PolicyCell, StaticChoice
 
 SPEC = PoolSpec((DraftInfo("ngram", "ngram", 4), DraftInfo("small", "model", 8)), (0, 2, 4, 8), 8)
 CHAT = Pin("chat", "ngram", 2, by="ops", at=1.0)
@@ -93,7 +93,21 @@ def test_shares_belong_to_the_modes_that_have_them() -> None:
 def test_resets_are_numbered_and_the_newest_kept() -> None:
     orders = Orders()
     for _ in range(70):
-        orders = steering.with_reset(orders, "chat", None)
+        orders = steering.with_reset(orders, "chat", None, ["chat"], [])
     assert (len(orders.resets), orders.resets[0].number, orders.resets[-1].number) == (64, 7, 70)
     with pytest.raises(OrderError, match="names a domain, a draft or both"):
-        steering.with_reset(orders, None, None)
+        steering.with_reset(orders, None, None, [], [])
+
+
+def test_a_fixed_window_leaves_one_choice_for_everybody_and_the_shares_that_explore() -> None:
+    (held,) = steering.fixed([cell("chat")], StaticChoice("ngram", 4))
+    assert [(c.draft, c.p, c.k) for c in held.drafts] == [
+        ("none", 0.0, [(0, 1.0)]),
+        ("ngram", 1.0, [(4, 1.0)]),
+        ("small", 0.0, [(4, 1.0)]),  # for requests that hold it where engines cannot change a draft
+    ]
+    assert (held.nonadaptive, held.draw, held.expected_speedup) == (0.2, None, None)
+    assert all(c.seconds == [] for c in held.drafts)
+    (plain,) = steering.fixed([cell("chat")], StaticChoice())
+    assert [(c.draft, c.p, c.k) for c in plain.drafts if c.p] == [("none", 1.0, [(0, 1.0)])]
+    assert all(c.k == [(0, 1.0)] for c in plain.drafts)

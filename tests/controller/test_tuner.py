@@ -253,7 +253,8 @@ def test_a_decision_for_a_small_pool_is_quick_enough_to_make_every_second() -> N
 def test_a_checkpoint_holds_no_more_than_msgpack() -> None:
     tuner = Tuner("p", SETTINGS)
     assert set(msgspec.msgpack.decode(tuner.dump())) == {
-        "schema", "ledger", "learner", "spec", "arms", "decisions", "switches", "resets",
+        "schema", "ledger", "learner", "spec", "arms", "decisions", "switches", "resets", "switchback",
+        "causes",
     }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The learner as a whole: contract, state, determinism, degenerate evidence."""
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from controller.learner import Delta, Learner, LearnerConfig, PoolSpec
 from controller.learner.learner import MAX_ENGINES
+from controller.learner.policy import arm_name
 from engine.link.messages import (
     AcceptanceCell,
     AccountCell,
@@ -192,7 +195,7 @@ def test_no_evidence_and_no_draft_are_no_errors() -> None:
     assert blank.decide(0.0, rng).cells
     estimates = blank.estimates(0.0)
     assert not estimates.achieved
-    assert all(np.isfinite(p[4:]).all() for p in estimates.curves)
+    assert all(np.isfinite([*p[4:11], p.segments]).all() and np.isnan(p.spread) for p in estimates.curves)
     for spec in (PoolSpec((), (0, 4), 4), PoolSpec(MIXED.spec.drafts, (0,), 4)):
         empty = Learner(QUICK, spec)
         empty.observe(Delta("e", 0.0, account=[AccountCell("code", "greedy", 1, "adaptive", 5, 5, 1.0)]))
@@ -210,6 +213,16 @@ def test_reasons_and_arms_speak_of_the_most_probable_arm(experienced: Learner) -
     reason = decision.reasons()["code", "greedy", 2]
     assert arms[0].draft in reason
     assert f"K = {arms[0].k}" in reason
+    # The runner-up by what the batch gains, and how far it is behind.
+    (table,) = (table for table in decision.tables if table.load == 2)
+    names, ks = tuple(draft.name for draft in MIXED.spec.drafts), MIXED.spec.ks
+    gains = {arm_name(a, names, ks): g for a, g in enumerate(table.gain[decision.contexts.index(("code", "greedy"))])}
+    best = gains.pop((arms[0].draft, arms[0].k))
+    (draft, k), second = max(gains.items(), key=lambda item: item[1])
+    told = re.search(r"; (?:(\w+) at )?K = (\d+) is ([\d.]+)% worse at this load$", reason)
+    assert told is not None
+    assert (told[1] or arms[0].draft, int(told[2])) == (draft, k)
+    assert float(told[3]) == pytest.approx(100 * (1 - second / best), abs=0.051)
 
 
 def test_estimates_bring_the_truth_into_their_intervals(experienced: Learner) -> None:

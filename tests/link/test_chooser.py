@@ -55,6 +55,19 @@ def test_without_a_policy_the_static_choice_holds(chooser: Chooser) -> None:
     assert chooser.version is None
 
 
+def test_a_policy_ages_from_its_issue_on_and_has_no_age_once_expired(
+    chooser: Chooser, make_policy: MakePolicy, clock: Clock
+) -> None:
+    assert chooser.age is None
+    chooser.use(make_policy({("code", 1): ALWAYS_4}, issued=NOW, expires=NOW + 60), NOW + 5)
+    clock.now = 10.0
+    assert chooser.age == chooser.status()["policy_age"] == pytest.approx(15.0)
+    clock.now = 55.0
+    assert (chooser.age, chooser.version) == (None, None)
+    chooser.use(make_policy({("code", 1): ALWAYS_4}, issued=NOW, expires=NOW + 60), NOW - 3)  # its clock is ahead
+    assert chooser.age == 0.0
+
+
 def test_drafts_and_origins_are_drawn_with_the_published_probabilities(
     chooser: Chooser, make_policy: MakePolicy
 ) -> None:

@@ -34,6 +34,7 @@ def test_a_step_counts_positions_as_the_contract_says() -> None:
     counters.record(step(row(ticket, 0, 0)))  # K = 0 shows nothing
     (cell,) = counters.snapshot().acceptance
     assert (cell.seen, cell.accepted) == ([4, 3, 1, 1], [3, 2, 1, 1])
+    assert cell.drafted == [4, 4, 3, 3]  # what was asked for, seen or not: four steps of two, three of four
     assert cell.origin == "policy"
 
 
@@ -317,7 +318,7 @@ def test_a_snapshot_since_a_delivered_one_holds_only_what_changed() -> None:
     lost = counters.snapshot(first.generation)
     assert [c.domain for c in lost.acceptance] == ["code"]
     again = counters.snapshot(first.generation)  # the one before was not delivered: its cells come again
-    assert again.acceptance == [AcceptanceCell("code", "greedy", "ngram", "policy", [2, 2], [2, 0])]
+    assert again.acceptance == [AcceptanceCell("code", "greedy", "ngram", "policy", [2, 2], [2, 0], [2, 2])]
     assert counters.snapshot(again.generation).acceptance == []
 
 

@@ -1,8 +1,7 @@
-"""The reference says what the code does: examples decode, and tables list every setting, field, flag and metric."""
+"""The reference says what the code does: examples decode, and tables list every setting, field and flag."""
 
 import dataclasses
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -10,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import typer.main
-from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.cli.commands import app
 from controller.cli.demo.run import POOL
@@ -20,9 +18,7 @@ from engine.link.messages import Frame, Offer, OfferCell, Policy, decode_frame, 
 from engine.link.router import RoutedPool, compose
 from engine.link.settings import LinkSettings, allowed
 from engine.link.table import Table
-from engine.link.ticket import RowOutcome, StepOutcome, Ticket
 from engine.link.trace import TraceLine
-from engine.server.metrics import EngineCollector, Meter
 from engine.server.schema import ChatRequest, CompletionRequest, Facts
 from engine.server.settings import EngineSettings
 from engine.traffic import TrafficSettings
@@ -93,6 +89,8 @@ def test_the_example_frame_obeys_the_counting_rules(examples: tuple[Frame, Polic
     for cell in frame.acceptance:
         assert all(a <= s for s, a in zip(cell.seen, cell.accepted, strict=True))
         assert all(s <= a for s, a in zip(cell.seen[1:], cell.accepted, strict=False))
+        assert all(s <= d for s, d in zip(cell.seen, cell.drafted, strict=True))
+    assert sum(sum(c.drafted) for c in frame.acceptance) == frame.cost[0].sx[3]  # tokens drafted
     # Every row of every step emits one token more than it accepted.
     assert frame.account[0].tokens == frame.account[0].row_steps + sum(sum(c.accepted) for c in frame.acceptance)
     assert frame.account[0].row_seconds == pytest.approx(2 * frame.cost[0].seconds)
@@ -192,28 +190,6 @@ def test_every_field_of_a_request_and_of_the_account_is_documented() -> None:
     kinds = {str: "string", int: "integer", float: "number"}
     told = {marked(name)[0]: kind.partition(",")[0] for name, kind, _ in account}
     assert told == {field.name: kinds[field.type] for field in msgspec.structs.fields(Facts)}
-
-
-def test_every_metric_of_the_engine_is_documented_with_its_labels() -> None:
-    meter = Meter()
-    ticket = Ticket("code", "greedy", "ngram", version=(1, 1))
-    meter.admit(ticket)
-    meter.count(StepOutcome(0.1, [RowOutcome(ticket, 2, 1, 2, 2)], 3))
-    registry = CollectorRegistry()
-    answers = Counter({("/health", 200): 1})
-    registry.register(EngineCollector(meter, lambda: (1, 0), lambda: {"version": (1, 1)}, answers))
-    exposed: dict[str, set[str]] = {}
-    for name, labels in re.findall(
-        r"^(\w+?)(?:_bucket|_count|_sum)?(?:\{(.*?)\})? ", generate_latest(registry).decode(), re.M
-    ):
-        exposed.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
-    documented = {
-        name: set(re.findall(r"\w+", labels))
-        for names, labels, _ in rows(section("engine.md", "## Metrics"))
-        for name in marked(names)
-    }
-    exposed["akc_engine_step_seconds"].discard("le")
-    assert documented == exposed
 
 
 def test_every_field_of_a_trace_is_documented() -> None:

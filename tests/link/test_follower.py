@@ -111,6 +111,19 @@ def test_a_missing_key_leaves_the_policy_in_force(judge: Judge, taken: Taken, ma
     assert "stays until it expires" in judge.why
 
 
+def test_a_policy_that_expires_unrenewed_is_told_once_and_not_said_to_stay(
+    judge: Judge, make_policy: MakePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge.judge(encode(make_policy({}, version=(5, 1), expires=NOW + 60)), NOW)
+    judge.expire(NOW + 59)
+    assert caplog.text == ""
+    judge.expire(NOW + 60)
+    judge.expire(NOW + 61)
+    assert caplog.text.count("version (5, 1) has expired, static choice in force") == 1
+    assert judge.judge(None, NOW + 62) == "absent"
+    assert judge.why == "the key holds no policy"
+
+
 @pytest.fixture
 def live_policy(make_policy: MakePolicy) -> MakePolicy:
     import time

@@ -27,7 +27,7 @@ def counters() -> Counters:
 def make_reporter(describe: EngineDescription, counters: Counters) -> Callable[..., Reporter]:
     def make(url: str, **settings: object) -> Reporter:
         values = {"redis_url": url, "pool": "p", "engine": "e", "report_interval": 0.05, "timeout": 1.0, **settings}
-        live = Live((1, 2), "closed", 3, 4, 5)
+        live = Live((1, 2), "closed", 3, 4, 5, 6.5)
         return Reporter(LinkSettings(**values), describe, "abc", counters, lambda: live)  # type: ignore[arg-type]
 
     return make
@@ -61,6 +61,7 @@ def test_every_thirtieth_frame_is_full_and_the_others_hold_what_changed(
     assert [f.acceptance[0].seen[0] for f in frames] == [1, 2, 3, 4, 5]
     assert [f.describe is not None for f in frames] == [f.full for f in frames]
     assert [f.final for f in frames] == [False] * 4 + [True]
+    assert frames[0].policy_age == 6.5
     assert (frames[0].applied, frames[0].running, frames[0].waiting, frames[0].lost) == ((1, 2), 3, 4, 5)
     with server.client() as client:
         assert client.smembers(Keys.POOLS) == {b"p"}
@@ -79,8 +80,10 @@ def test_a_frame_that_could_not_be_sent_is_superseded_by_a_full_one(
     count(counters, ticket)
     assert not reporter._ship()
     assert not reporter.connected
+    assert reporter.unreported == 2
     server.start()  # and has forgotten everything
     assert reporter._ship()
+    assert reporter.unreported == 0
     (frame,) = [decode_frame(data) for data in server.frames()]
     assert (frame.seq, frame.full, frame.acceptance[0].seen) == (4, True, [3, 3, 3])
 

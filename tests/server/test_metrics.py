@@ -29,7 +29,9 @@ def test_each_position_has_its_own_denominator() -> None:
     meter.count(StepOutcome(9.0, [RowOutcome(ticket, 2, 2, 2, 2)], 3, prefill=7, drafted={"ngram": (2, 0)}))
     samples = scraped(meter, {})
     seen = [value(samples, "akc_engine_position_seen_total", draft="ngram", position=str(i)) for i in (1, 2, 3)]
+    asked = [value(samples, "akc_engine_position_drafted_total", draft="ngram", position=str(i)) for i in (1, 2, 3)]
     kept = [value(samples, "akc_engine_position_accepted_total", draft="ngram", position=str(i)) for i in (1, 2, 3)]
+    assert asked == [3, 3, 2]  # two of K = 3, one of K = 2; the third position was decided once
     assert seen == [3, 3, 1]
     assert kept == [3, 2, 1]
     assert value(samples, "akc_engine_drafted_tokens_total", draft="ngram") == 8
@@ -49,17 +51,44 @@ def test_step_seconds_are_a_cumulative_histogram() -> None:
     assert value(samples, "akc_engine_step_seconds_count") == 4
 
 
+def test_rows_are_counted_by_domain_and_k() -> None:
+    meter = Meter()
+    code, chat = Ticket("code", "greedy", "ngram"), Ticket("chat", "greedy", "none")
+    rows = [RowOutcome(code, 7, 0, 1, 1), RowOutcome(code, 2, 0, 1, 1), RowOutcome(chat, 0, 0, 0, 1)]
+    meter.count(StepOutcome(0.05, rows, 12, drafted={"ngram": (9, 7)}))
+    samples = scraped(meter, {})
+    below = [value(samples, "akc_engine_row_k_bucket", domain="code", le=le) for le in ("1", "2", "6", "8", "+Inf")]
+    assert below == [0, 1, 1, 2, 2]
+    assert value(samples, "akc_engine_row_k_sum", domain="code") == 9
+    assert value(samples, "akc_engine_row_k_bucket", domain="chat", le="0") == 1
+
+
 def test_load_answers_and_the_policy_in_force() -> None:
     meter = Meter()
-    status: dict[str, object] = {"version": (170, 4), "connected": True, "lost": 2}
+    status: dict[str, object] = {"version": None, "policy_age": None, "connected": True, "lost": 2}
     assert ("akc_engine_policy_age_seconds", frozenset()) not in scraped(meter, status)
-    meter.admit(Ticket("code", "greedy", "ngram", version=(170, 4)))
+    status |= {"version": (170, 4), "policy_age": 7.5}
     samples = scraped(meter, status)
     assert value(samples, "akc_engine_running_requests") == 2
     assert value(samples, "akc_engine_waiting_requests") == 1
     assert value(samples, "akc_engine_http_answers_total", path="/health", status="200") == 3
     assert value(samples, "akc_engine_policy_epoch") == 170
     assert value(samples, "akc_engine_policy_number") == 4
-    assert 0 <= value(samples, "akc_engine_policy_age_seconds") < 60
+    assert value(samples, "akc_engine_policy_age_seconds") == 7.5
     assert value(samples, "akc_engine_link_connected") == 1
     assert value(samples, "akc_engine_link_lost_steps_total") == 2
+
+
+def test_the_breaker_and_what_became_of_the_reports() -> None:
+    status: dict[str, object] = {
+        "breaker": "half-open", "frames": {"delivered": 8, "failed": 3}, "unreported": 40, "pending": 1,
+        "trace_dropped": 5,
+    }  # fmt: skip
+    samples = scraped(Meter(), status)
+    states = [value(samples, "akc_engine_breaker", state=state) for state in ("closed", "half-open", "open")]
+    assert states == [0, 1, 0]
+    assert value(samples, "akc_engine_link_frames_total", outcome="delivered") == 8
+    assert value(samples, "akc_engine_link_frames_total", outcome="failed") == 3
+    assert value(samples, "akc_engine_link_unreported_steps") == 40
+    assert value(samples, "akc_engine_link_pending_steps") == 1
+    assert value(samples, "akc_engine_link_trace_dropped_total") == 5

@@ -70,6 +70,15 @@ def test_traffic_gives_up_on_a_server_that_never_comes() -> None:
             asyncio.run(run_traffic({"x": ["a"]}, TrafficSettings(url=url, patience=0.3, requests=1)))
 
 
+def test_traffic_ends_where_the_server_refuses_everything(gated: tuple[Served, Gate]) -> None:
+    served, _ = gated
+    settings = TrafficSettings(url=served.url, requests=1000, concurrency=1, max_tokens=("1000000",))
+    seen: list[str] = []
+    with pytest.raises(ConnectionError, match="the first 20 requests were all refused: status 400"):
+        asyncio.run(run_traffic({"x": ["Hello"]}, settings, on_outcome=lambda o, _: seen.append(o.error)))
+    assert len(seen) == 20
+
+
 def test_traffic_as_a_command_prints_rates_and_its_status(
     gated: tuple[Served, Gate], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

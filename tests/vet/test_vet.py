@@ -79,6 +79,25 @@ def test_as_many_rows_do_not_make_the_same_vocabulary(tmp_path: Path) -> None:
     assert "2 ids mean other strings" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "told"), [(64, 32, True), (64, 64, False), (32, 64, False), (None, 32, False)]
+)
+def test_a_draft_that_reads_shorter_texts_is_told_of(
+    tmp_path: Path, target: int | None, draft: int, told: bool
+) -> None:
+    paths = pair(tmp_path, WORDS, 16)
+    for path, length in zip(paths, (target, draft), strict=True):
+        if length is not None:
+            config = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": length}))
+    found = vet(*map(read_folder, paths))
+    assert found.kind == "same"
+    assert (found.context is not None) is told
+    assert not told or "32 tokens, the target's 64" in str(found.context)
+    printed = CliRunner().invoke(app, ["vet", *map(str, paths)]).stdout
+    assert ("drafts for nobody" in printed) is told
+
+
 @pytest.mark.parametrize(("words", "layers", "why"), [(WORDS, 10, "1.00 times"), (["p", "q"], 1, "no token in common")])
 def test_pairs_that_cannot_work(tmp_path: Path, words: list[str], layers: int, why: str) -> None:
     found = vet(*map(read_folder, pair(tmp_path, words, 16, layers)))
@@ -131,12 +150,38 @@ def test_the_guides_command_in_todays_form() -> None:
         '"max_model_len": 4096}\''
     )
     assert (found.target, found.draft) == ("/models/Qwen2.5-72B-Instruct-AWQ", "/models/Qwen2.5-0.5B-Instruct")
+    (remark,) = found.remarks
+    assert remark.startswith("max_model_len 4096 is kept: ")
 
 
 def test_lookup_in_the_prompt_and_flags_with_an_equals_sign() -> None:
     found = translate("vllm serve T --speculative_model=[ngram] --num-speculative-tokens=4 --ngram-prompt-lookup-max 3")
     assert found.command.endswith('\'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}\'')
     assert found.draft is None
+
+
+@pytest.mark.parametrize(
+    "server", ["python3 -m vllm.entrypoints.openai.api_server --model T", "/usr/bin/python3.11 -u -m "
+               "vllm.entrypoints.openai.api_server --model=T", "vllm serve T"],
+)  # fmt: skip
+def test_what_stands_before_the_server_s_command_stays(server: str) -> None:
+    line = f"CUDA_VISIBLE_DEVICES=0,1 NOTE='a b' nohup {server} --speculative-model D --num-speculative-tokens 3"
+    found = translate(line)
+    assert found.command.startswith("CUDA_VISIBLE_DEVICES=0,1 NOTE='a b' nohup vllm serve T --speculative-config ")
+    assert (found.target, found.draft, found.remarks) == ("T", "D", [])
+
+
+def test_flags_that_are_gone_are_left_out_with_a_remark() -> None:
+    found = translate(
+        "vllm serve T --use-v2-block-manager --speculative-model D --num_speculative_tokens 3 "
+        "--spec-decoding-acceptance-method typical_acceptance_sampler "
+        "--typical_acceptance_sampler_posterior_alpha=0.3 --port 1"
+    )
+    assert found.command.startswith("vllm serve T --port 1 --speculative-config ")
+    assert [remark.split(" is gone")[0] for remark in found.remarks] == [
+        "--use-v2-block-manager", "--spec-decoding-acceptance-method typical_acceptance_sampler",
+        "--typical-acceptance-sampler-posterior-alpha 0.3",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ ASYNC = "v1/core/sched/async_scheduler.py"
 ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/request.py", "Request"): (
         "request_id", "prompt_token_ids", "sampling_params", "lora_request", "num_computed_tokens",
-        "num_output_placeholders", "is_prefill_chunk", "spec_token_ids", "num_output_tokens",
+        "num_output_placeholders", "is_prefill_chunk", "spec_token_ids", "num_output_tokens", "cache_salt",
+        "block_hashes", "update_block_hashes",
     ),
     ("v1/core/sched/output.py", "SchedulerOutput"): (
         "num_scheduled_tokens", "scheduled_spec_decode_tokens", "scheduled_new_reqs", "scheduled_cached_reqs",
@@ -34,14 +35,22 @@ ATTRIBUTES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/core/sched/output.py", "CachedRequestData"): ("resumed_req_ids",),
     ("v1/outputs.py", "ModelRunnerOutput"): ("req_id_to_index", "sampled_token_ids"),
     ("v1/outputs.py", "DraftTokenIds"): ("req_ids", "draft_token_ids"),
-    (SCHEDULER, "Scheduler"): ("requests", "running", "waiting", "vllm_config"),
+    (SCHEDULER, "Scheduler"): (
+        "requests", "running", "waiting", "vllm_config", "max_num_running_reqs", "kv_cache_config",
+    ),
     ("config/vllm.py", "VllmConfig"): (
         "scheduler_config", "parallel_config", "speculative_config", "model_config", "device_config",
-        "additional_config",
+        "additional_config", "use_v2_model_runner",
     ),
+    ("config/model.py", "ModelConfig"): ("model", "dtype", "max_model_len"),
     ("config/scheduler.py", "SchedulerConfig"): ("async_scheduling", "max_num_seqs"),
-    ("config/parallel.py", "ParallelConfig"): ("data_parallel_rank", "data_parallel_size"),
-    ("config/speculative.py", "SpeculativeConfig"): ("method", "model", "num_speculative_tokens"),
+    ("config/parallel.py", "ParallelConfig"): (
+        "data_parallel_index", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size",
+    ),
+    ("config/speculative.py", "SpeculativeConfig"): (
+        "method", "model", "num_speculative_tokens", "parallel_drafting", "draft_model_config", "use_multi_module_mtp",
+        "use_gemma4_mtp",
+    ),
     ("config/device.py", "DeviceConfig"): ("device_type",),
     ("sampling_params.py", "SamplingParams"): ("temperature", "min_p", "logit_bias", "extra_args"),
     ("lora/request.py", "LoRARequest"): ("lora_name",),
@@ -53,6 +62,7 @@ USES: tuple[tuple[str, str], ...] = (
     (SCHEDULER, "_free_request"),
     ("v1/engine/core.py", "update_draft_token_ids"),
     ("v1/engine/core.py", "update_from_output"),
+    ("v1/engine/core.py", "set_pause_state"),
     ("v1/worker/gpu_model_runner.py", "num_spec_tokens_to_schedule"),
     (ASYNC, "spec_token_ids"),
 )

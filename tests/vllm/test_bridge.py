@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.link import StaticLink, StepOutcome, Ticket
+from engine.link.messages import Regime
 from engine.vllm.bridge import Bridge, Counts
 from engine.vllm.drafter import by_batch, drafter_of
 from engine.vllm.labels import Labels
@@ -59,12 +60,19 @@ def made(name: str, prompt: int = 8, **params: Any) -> Any:
 class Engine:
     """What vLLM does around the hooks, for requests whose fate the test dictates."""
 
-    def __init__(self, ks: Sequence[int], table: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self,
+        ks: Sequence[int],
+        table: Sequence[Sequence[int]] | None = None,
+        reach: int | None = None,
+        method: str = "ngram",
+    ) -> None:
         self.link, self.clock = Keeping(ks), Clock()
         settings = VllmSettings(classify=False)
         labels = Labels(settings, lambda: pytest.fail("nobody asked for a tokenizer"))
         looked_up = by_batch(table) if table else None
-        self.bridge = Bridge(self.link, labels, drafter_of("ngram", None, 4), table=looked_up, clock=self.clock)
+        drafter = drafter_of(method, None, 4, "ngram")
+        self.bridge = Bridge(self.link, labels, drafter, table=looked_up, reach=reach, clock=self.clock)
         self.asked: list[tuple[int, dict[str, int]]] = []
 
     def schedule(self, tokens: dict[Any, int], drafts: dict[str, int] | None = None, new: Sequence[str] = ()) -> Any:
@@ -270,3 +278,80 @@ def test_a_policy_goes_by_its_own_loads_not_by_vllm_s_table() -> None:
     known.ticket.variant = "adaptive"
     engine.schedule({a: 1})
     assert engine.asked[-1] == (4, {"a": 4})
+
+
+@pytest.mark.parametrize(("method", "limited"), [("ngram", False), ("draft_model", True)])
+def test_near_the_drafter_s_longest_sequence_nobody_is_asked_for_drafts(method: str, limited: bool) -> None:
+    """vLLM hands out zeros there, to every row, which would count as rejected; a model has a hole in its cache then."""
+    engine, a, b = Engine([4], reach=20, method=method), made("a"), made("b", prompt=16)
+    for one in (a, b):
+        engine.bridge.came(one)
+    engine.complete(engine.schedule({a: 8, b: 16}, new=["a", "b"]), {a: 1, b: 1})
+    engine.draft({"a": 4, "b": 4})
+    last = engine.schedule({a: 5, b: 5}, {"a": 4, "b": 4})  # `b` has 21 tokens now
+    assert engine.asked[-1] == (0, {"a": 0, "b": 0})
+    engine.complete(last, {a: 5, b: 5})
+    assert engine.draft({"a": 4, "b": 4}) == {"a": 0, "b": 0}
+    engine.bridge.ended("b")
+    engine.complete(engine.schedule({a: 1}), {a: 1})
+    assert engine.asked[-1] == (4, {"a": 4})
+    engine.draft({"a": 4})
+    engine.complete(engine.schedule({a: 5}, {"a": 4}), {a: 2})
+    rows = [step.rows[0] for step in engine.link.steps]
+    assert [(row.drafted, row.accepted, row.limited) for row in rows] == [(4, 4, False), (0, 0, False), (4, 1, limited)]
+    assert engine.bridge.counts == Counts(12, 9)
+
+
+def test_a_label_beyond_the_cap_is_admitted_once() -> None:
+    """The link counts it as `other`; the request keeps its ticket, and with it its evidence."""
+
+    class Capped(Keeping):
+        admitted = 0
+
+        def admit(self, domain: str, regime: Regime, batch: int) -> Ticket:
+            self.admitted += 1
+            return super().admit("other", regime, batch)
+
+    engine, a = Engine([2]), made("a")
+    engine.bridge.link = link = Capped([2])
+    engine.bridge.came(a)
+    engine.complete(engine.schedule({a: 8}, new=["a"]), {a: 1})
+    tickets = set()
+    for _ in range(3):
+        engine.draft({"a": 2})
+        engine.complete(engine.schedule({a: 3}, {"a": 2}), {a: 1})
+        tickets.add(id(engine.bridge._known["a"].ticket))
+    assert (link.admitted, len(tickets), link.over) == (1, 1, [])
+    engine.bridge.labels._found["a"] = "math"  # another label is tried, once
+    for _ in range(2):
+        engine.draft({"a": 2})
+        engine.complete(engine.schedule({a: 3}, {"a": 2}), {a: 1})
+    assert (link.admitted, len(link.over)) == (2, 1)
+
+
+def test_no_worker_is_asked_for_more_than_its_drafter_was_made_for() -> None:
+    engine, a = Engine([20]), made("a")
+    engine.bridge.link = StaticLink("ngram", 20)  # what the link falls back on after an error of its own
+    engine.bridge.came(a)
+    engine.schedule({a: 8}, new=["a"])
+    assert engine.asked == [(4, {"a": 4})]
+
+
+def test_a_pause_is_no_part_of_a_step() -> None:
+    """As between two steps, and with a step under way that comes back when generation goes on."""
+    engine, a = Engine([0]), made("a")
+    engine.bridge.came(a)
+    engine.complete(engine.schedule({a: 8}, new=["a"]), {a: 1})
+    engine.draft({"a": 0})
+    engine.complete(engine.schedule({a: 1}), {a: 1}, took=0.02)
+    engine.bridge.interrupted()
+    engine.clock.now += 600.0
+    engine.bridge.interrupted()
+    engine.complete(engine.schedule({a: 1}), {a: 1}, took=0.03)
+    under_way = engine.schedule({a: 1})
+    engine.bridge.interrupted()
+    engine.clock.now += 600.0
+    engine.bridge.interrupted()
+    engine.complete(under_way, {a: 1}, took=0.01)
+    engine.complete(engine.schedule({a: 1}), {a: 1}, took=0.04)
+    assert [step.seconds for step in engine.link.steps] == pytest.approx([0.02, 0.03, 0.04])

@@ -1,5 +1,6 @@
 """Our touch points on the vLLM that is installed (marker `vllm`), and the inspection of a wheel on one made by hand."""
 
+import ast
 import dataclasses
 import inspect
 import os
@@ -108,6 +109,33 @@ def test_requests_and_steps_of_the_installed_vllm_take_what_we_set() -> None:
     step = SchedulerOutput.make_empty()
     step.num_spec_tokens_to_schedule = 3
     assert (step.num_scheduled_tokens, step.num_invalid_spec_tokens) == ({}, None)
+
+
+@pytest.mark.vllm
+def test_who_takes_another_k_at_every_step_is_who_we_take_for_it() -> None:
+    """V1's proposers by what they assert, V2's by whether `propose` reads the K it is given."""
+    import vllm
+
+    root = Path(vllm.__file__).parent / "v1"
+    asserting = {
+        path.stem
+        for path in (root / "spec_decode").glob("*.py")
+        if "assert num_speculative_tokens == self." in path.read_text()
+    }
+    assert asserting == {"medusa", "ngram_proposer_gpu", "suffix_decoding", "extract_hidden_states"}
+    reading = {
+        path.parent.name
+        for path in (root / "worker/gpu/spec_decode").glob("*/speculator.py")
+        for method in ast.walk(ast.parse(path.read_text()))
+        if isinstance(method, ast.FunctionDef) and method.name == "propose" and _reads(method, "num_speculative_tokens")
+    }
+    assert reading == ({"target_dependent_ar"} if minor(vllm.__version__) == "0.32" else set())
+
+
+def _reads(method: ast.FunctionDef, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(method)
+    )
 
 
 @pytest.mark.vllm

@@ -68,6 +68,14 @@ def test_a_label_nobody_can_use_is_left_out_and_counted(caplog: pytest.LogCaptur
     assert "label left out (1 so far)" in caplog.text
 
 
+@pytest.mark.parametrize("label", [["a", "b"], 1, True, 2.5, {"a": "b"}])
+def test_what_is_no_text_is_no_label(label: Any, caplog: pytest.LogCaptureFixture) -> None:
+    found = labels(classify=False)
+    found.ask(request("1", extra={"domain": label}))
+    assert (found.of("1"), found.refused) == (None, 1)
+    assert "allowed is text" in caplog.text
+
+
 def test_only_the_first_tokens_are_read() -> None:
     read: list[int] = []
 

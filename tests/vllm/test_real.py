@@ -24,7 +24,7 @@ Report = dict[str, Any]
 
 LITTLE_ROOM = {"max_num_batched_tokens": 32, "num_gpu_blocks_override": 9, "block_size": 32}
 TABLE = {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 512, 0]]}
-SYNC_HOOKS = ["came", "ended", "scheduled", "offered", "validated", "outputs", "completed"]
+SYNC_HOOKS = ["came", "ended", "choose", "scheduled", "_apply", "offered", "validated", "outputs", "completed"]
 ASYNC_HOOKS = [hook for hook in SYNC_HOOKS if hook not in ("offered", "validated")]  # drafts never pass through there
 LABELLED = {"request_id": r"^(?:\d+_)?([a-z]+)\."}  # `math.3`, and `1_math.3` for the second of several answers
 
@@ -45,7 +45,7 @@ STOCK: dict[str, Any] = {
 NGRAM: dict[str, Any] = {
     "lora": True, "engine": LITTLE_ROOM,
     "cases": [
-        *USUAL, {"name": "unusable settings", "settings": {"k_values": [9]}}, *faults(SYNC_HOOKS),
+        *USUAL, {"name": "unusable settings", "settings": {"static_k": 9}}, *faults(SYNC_HOOKS),
         *traffics("aborts", "several", "grammars", "loras", "again", "barred"),
     ],
 }  # fmt: skip
@@ -56,7 +56,7 @@ ASYNC: dict[str, Any] = {"draft": "draft", "asynchronous": True, "engine": LITTL
     {"name": "stock", "k": "stock"}, *USUAL, *faults(ASYNC_HOOKS), *traffics("aborts", "several", "grammars", "again"),
 ]}  # fmt: skip
 BOUND: dict[str, Any] = {"draft": "tiny", "asynchronous": True, "speculative": TABLE, "cases": [
-    {"name": "stock", "k": "stock"}, *USUAL, {"name": "two", "traffic": "two"},
+    {"name": "stock", "k": "stock"}, *USUAL, *({"name": name, "traffic": name} for name in ("two", "long")),
 ]}  # fmt: skip
 
 OURS = {"n-gram": NGRAM, "draft": DRAFT, "asynchronous": ASYNC}
@@ -222,7 +222,9 @@ def test_settings_nobody_can_use_leave_vllm_s_own_scheduler(folder: Path, stock:
     ours = served(folder, NGRAM)["unusable settings"]
     assert ours["texts"] == stock["plain"]["texts"]
     assert (ours["errors"], ours["hooked"]) == (1, False)
-    assert "k_values has 9" in log(folder, NGRAM)
+    told = [line for line in log(folder, NGRAM).splitlines() if "static_k is 9" in line]
+    assert len(told) == 1
+    assert "disabled, vLLM's own scheduling is in force: static_k is 9; allowed: 0 to 4" in told[0]
 
 
 def test_vllm_s_own_table_is_followed_where_no_policy_is(folder: Path, stock: dict[str, Report]) -> None:
@@ -246,4 +248,13 @@ def test_the_target_as_its_own_draft_is_always_right(folder: Path) -> None:
     ours = served(folder, BOUND)["two"]
     drafted, accepted = ours["vllm"]
     assert drafted == accepted > 50
+    check(ours)
+
+
+def test_no_drafts_are_counted_that_no_drafter_has_made(folder: Path) -> None:
+    """Within K tokens of the longest sequence vLLM's runner gives zeros for drafts; a perfect draft shows them."""
+    ours = served(folder, BOUND)["long"]
+    assert min(ours["lengths"]) > 20
+    drafted, accepted = ours["vllm"]
+    assert drafted == accepted > 80
     check(ours)

@@ -71,7 +71,7 @@ def test_what_cannot_be_used_is_named_with_what_can(given: dict[str, Any], said:
     ],
 )
 def test_a_drafter_that_the_configured_one_leaves_no_room_for_is_refused(one: DrafterSettings, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(SettingsError, match=said):
         further(VllmSettings(drafters=(one,)), MAIN)
 
 
@@ -85,6 +85,38 @@ def test_all_drafts_are_announced_with_their_own_largest_k() -> None:
     # A static K of 0 must not keep a model in step for ever.
     off = describe(MAIN, VllmSettings(static_draft="small", static_k=0), others=others, **ABOUT)
     assert (off.static.draft, off.static.k) == ("none", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"static_k": 3}, ("small", 3)),  # the draft is the configured one
+        ({"static_draft": "ngram", "static_k": 3}, ("ngram", 3)),
+        ({"static_draft": "l"}, ("small", 4)),  # in the settings, but not in force: as if it had not been named
+        ({"static_draft": "l", "static_k": 3}, ("small", 3)),
+    ],
+)
+def test_the_static_choice_is_what_the_settings_name(given: dict[str, Any], expected: tuple[str, int]) -> None:
+    others = [drafter_of("ngram", None, 4)]
+    made = describe(MAIN, VllmSettings(**given), others=others, absent=["l"], **ABOUT)
+    assert (made.static.draft, made.static.k) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "main", "said"),
+    [
+        ({"static_draft": "ngrams", "static_k": 2}, MAIN, "static_draft is 'ngrams'; allowed: small, ngram, none"),
+        ({"static_k": 20}, MAIN, "static_k is 20; allowed: 0 to 4, the largest K of small"),
+        ({"static_draft": "ngram", "static_k": 3}, MAIN, "static_k is 3; allowed: 0 to 2, the largest K of ngram"),
+        ({"static_k": 1}, None, "static_k is 1; vLLM has no --speculative-config"),
+    ],
+)
+def test_a_static_choice_that_cannot_be_is_named_with_those_that_can(
+    given: dict[str, Any], main: Any, said: str
+) -> None:
+    others = [drafter_of("ngram", None, 2)] if main else []
+    with pytest.raises(SettingsError, match=said):
+        describe(main, VllmSettings(**given), others=others, **ABOUT)
 
 
 def test_what_the_worker_loaded_shows_in_the_layers_of_the_cache() -> None:

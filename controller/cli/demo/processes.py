@@ -19,10 +19,13 @@ class StartError(RuntimeError):
     """A part of the group ended or did not become ready; the message holds the end of its log."""
 
 
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
+def free_port(wanted: int = 0) -> int:
+    """A TCP port on loopback that was free a moment ago: the wanted one if it was, else another."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            return free_port()
         return int(probe.getsockname()[1])
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 DOMAINS = ("code", "math", "chat")
 POOL = "demo"
 FIXED_K = (1, 2, 4, 8)
+CONTROLLER_PORT, ENGINE_PORT = 8080, 8000  # where they listen by themselves, so that akc finds them; others if taken
 
 
 class DemoError(RuntimeError):
@@ -101,9 +102,16 @@ def run(options: DemoOptions) -> None:
     try:
         with Processes(logs) as group, EmbeddedRedis() as redis_url:
             addresses = _start(group, redis_url, options, console)
+            console.print(
+                f"dashboard  {addresses.controller}/  (look while the demo runs; or: {_watch(addresses)})",
+                soft_wrap=True,
+            )
             asyncio.run(_watch_and_measure(options, addresses, group, console, began))
             if options.keep:
                 _stay(addresses, group, console)
+        console.print(
+            f"dashboard  {addresses.controller}/  (ended with the demo; 'akc demo --keep' lets it stay)", soft_wrap=True
+        )
     except StartError as error:
         raise DemoError(f"{error}\nlogs: {logs}") from error
     except KeyboardInterrupt:
@@ -128,9 +136,18 @@ class EmbeddedRedis:
         self._server.stop()
 
 
+def _watch(addresses: Addresses) -> str:
+    """The command that shows the same in another terminal."""
+    return "akc watch" + (
+        "" if addresses.controller.endswith(f":{CONTROLLER_PORT}") else f" --url {addresses.controller}"
+    )
+
+
 def _start(group: Processes, redis_url: str, options: DemoOptions, console: Console) -> Addresses:
     akc = [sys.executable, "-m", "controller.cli"]
-    addresses = Addresses(redis_url, f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}")
+    addresses = Addresses(
+        redis_url, *(f"http://127.0.0.1:{free_port(port)}" for port in (CONTROLLER_PORT, ENGINE_PORT))
+    )
     common = {"REDIS_URL": redis_url, "AKC_SEED": str(options.seed)}
     console.print("starting the controller and the engine; loading the model takes a few seconds ...")
     group.start(
@@ -206,7 +223,8 @@ async def _learn(
                     f"the traffic ended after {spent:.0f} s; it should run for {options.learn_seconds:.0f} s"
                 )
             rows = await asyncio.to_thread(_rows, api)
-            live.update(live_table(rows, f"learning, {spent:.0f} of {options.learn_seconds:.0f} s; Ctrl-C stops"))
+            told = f"learning, {spent:.0f} of {options.learn_seconds:.0f} s; dashboard {api.base_url}; Ctrl-C stops"
+            live.update(live_table(rows, told))
     finally:
         stop.set()
         await asyncio.wait([traffic])
@@ -313,11 +331,13 @@ def _rows(api: httpx.Client) -> list[dict[str, Any]]:
 
 
 def _stay(addresses: Addresses, group: Processes, console: Console) -> None:
-    console.print(f"status page  {addresses.controller}/")
-    console.print(f"its API      {addresses.controller}/openapi.json, {addresses.controller}/v1/pools/{POOL}")
-    console.print(f"engine       {addresses.engine}/v1")
-    console.print(f"redis        {addresses.redis}")
-    console.print("Ctrl-C stops everything")
+    console.print(f"engine     {addresses.engine}/v1")
+    console.print(f"redis      {addresses.redis}")
+    console.print(f"API        {addresses.controller}/openapi.json, {addresses.controller}/v1/pools/{POOL}")
+    console.print(
+        f"everything stays up until Ctrl-C; traffic has ended, for more: akc traffic --url {addresses.engine}"
+    )
+    console.print(f"dashboard  {addresses.controller}/", soft_wrap=True)
     while True:
         time.sleep(1.0)
         group.check()

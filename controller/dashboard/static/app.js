@@ -1,7 +1,7 @@
 // The dashboard: a page of pools, of one pool, of one domain; live by the event stream; steering for who may.
 import { Refused, call, follow, get, poolPath, token } from "./api.js";
 import * as charts from "./charts.js";
-import { ago, card, clock, day, h, number, percent, ratio, table } from "./dom.js";
+import { ago, card, day, h, number, percent, ratio, table, unit } from "./dom.js";
 
 const main = document.getElementById("main");
 const dialog = document.getElementById("dialog");
@@ -14,9 +14,12 @@ const note = (text, kind = "") => h("p", { class: `note ${kind}`, role: "status"
 
 function failed(error) {
   if (error instanceof Refused && error.status === 401) {
-    show(note("This controller asks for a token."), h("button", { class: "main", onclick: signIn }, "Sign in"));
-  } else if (error instanceof Refused) show(note(`${error.title}: ${error.message}`, "bad"));
-  else show(note(`The controller does not answer (${error.message}). Trying again.`, "bad"));
+    show(note(token.get() ? "This controller does not know the token." : "This controller asks for a token."), h("button", { class: "main", onclick: signIn }, "Sign in"));
+  } else if (error instanceof Refused) {
+    const [pool, domain] = place();
+    show(note(`${error.title}: ${error.message}`, "bad"), h("p", {}, domain === undefined || error.title === "No such pool"
+      ? h("a", { href: "#/" }, "All pools") : h("a", { href: href(pool) }, `Back to ${pool}`)));
+  } else show(note(`The controller does not answer (${error.message}). Trying again.`, "bad"));
 }
 
 // ---- who
@@ -29,7 +32,7 @@ async function identify() {
 }
 
 function ask(title, fields, act, confirm = "Confirm") {
-  const problem = h("p", { class: "quiet cost", role: "alert" });
+  const problem = h("p", { class: "problem", role: "alert" });
   const form = h("form", { method: "dialog", onsubmit: async (event) => {
     event.preventDefault();
     try {
@@ -90,22 +93,30 @@ function notes(summary) {
 }
 
 function hero(summary) {
-  const speedup = summary.traffic?.speedup;
+  const speedup = summary.traffic?.speedup, goodput = summary.traffic?.tokens_per_busy_second;
   return card("hero", "Speedup over no speculation, last minute",
     h("div", { class: `big ${speedup && speedup.high < 1 ? "loses" : ""}`, id: "speedup" }, speedup ? `${speedup.value.toFixed(2)}×` : "–"),
-    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : "not known yet: it needs steps with and without speculation"));
+    h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : summary.traffic?.tokens === 0 ? "nothing was served within the last minute" : "not known yet: it needs steps with and without speculation"),
+    goodput && h("p", { class: "quiet" }, `${number(goodput, 1)} tokens per second of a step${speedup ? `, where no speculation would give about ${number(goodput / speedup.value, 1)}` : ""}`),
+    summary.measured_gain ? h("p", { class: "quiet", id: "measured" }, measured(summary.measured_gain)) : "");
+}
+
+function measured(gain) {
+  const fixed = gain.against[0] === "none" ? "no speculation" : `${gain.against[0]} at K = ${gain.against[1]}`;
+  const found = gain.ratio === null ? "no interval yet" : `${gain.ratio.toFixed(2)}× ${fixed} (${gain.low.toFixed(2)} to ${gain.high.toFixed(2)})`;
+  return `${gain.running ? `Measuring until ${day(gain.until)}, ${Math.round(100 * gain.share)}% of the time at ${fixed}` : `Measured by switching until ${day(gain.until)}`}: ${found}, ${gain.pairs} of ${gain.planned} pairs`;
 }
 
 function facts(summary, orders, steer) {
   const age = summary.policy_expires === null ? "–" : ago(Math.max(0, Date.now() / 1000 - (summary.time ?? 0)));
   const pairs = [
-    ["goodput", `${number(summary.traffic?.tokens_per_busy_second)} tokens/s`], ["a request gets", `${number(summary.traffic?.tokens_per_second, 1)} tokens/s`],
-    ["rows of a step", number(summary.traffic?.mean_rows, 1)], ["running / waiting", `${summary.running} / ${summary.waiting}`],
-    ["engines", number(summary.engines)], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
-    ["policy", age], ["frames behind", `${number(summary.frames?.lag_seconds, 1)} s`], ["target", summary.target ?? "–"],
+    ["a request gets", unit(summary.traffic?.tokens_per_second, 1, " tokens/s")],
+    ["rows of a step", number(summary.traffic?.mean_rows, 1)], ["running / waiting", `${number(summary.running)} / ${number(summary.waiting)}`],
+    ["engines", number(summary.engines)], ["exploring", unit(summary.explored === null ? null : 100 * summary.explored, 1, "% of steps")], ["mode", h("span", { class: `tag ${summary.mode === "on" ? "on" : "warn"}` }, summary.mode ?? "–")],
+    ["policy decided", age], ["frames behind", unit(summary.frames?.lag_seconds, 1, " s")], ["target", summary.target ?? "–"],
     ["drafts", (summary.drafts ?? []).map((d) => d.draft).join(", ") || "none"],
   ];
-  return card("facts", null, h("dl", {}, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+  return card("facts", null, h("dl", {}, pairs.map(([name, value]) => h("div", { class: ["target", "drafts"].includes(name) ? "wide" : null }, h("dt", {}, name), h("dd", {}, value)))),
     steer && me.role === "admin" && h("div", { class: "row", style: "margin-top:.8rem" },
       h("button", { onclick: () => modeDialog(summary.pool, summary.mode, orders) }, "Mode …"),
       orders?.pins.length ? h("span", { class: "quiet" }, `${orders.pins.length} pinned`) : null));
@@ -163,28 +174,48 @@ async function poolPage(pool, signal) {
 }
 
 const empty = () => [];
+const QUIET = 5000;  // milliseconds without an event after which ages are drawn anew
 
-// Refreshes now and after every event, never twice at once.
+// Refreshes now and after every event, never twice at once. What is wrong at first is for the caller.
 async function live(pool, signal, refresh) {
-  let busy = false, again = false, summary = await get(poolPath(pool));
+  let busy = false, again = false, summary = await get(poolPath(pool)), heard = Date.now();
   async function run() {
     if (busy) { again = true; return; }
     busy = true;
     try {
-      do { again = false; await refresh(summary); } while (again && !signal.aborted);
+      do { again = false; await refresh(summary); drawn = Date.now(); } while (again && !signal.aborted);
     } catch (error) {
-      if (!signal.aborted) setState(`does not answer: ${error.message}`);
+      if (!signal.aborted) setLink(error instanceof Refused ? error.message : "cut off, trying again");
     } finally { busy = false; }
   }
-  await run();
-  follow(pool, signal, (kind, data) => { if (kind === "state") summary = data; run(); }, (state) => setState(state === "live" ? "live" : "cut off, trying again"));
+  await refresh(summary);
+  drawn = Date.now();
+  follow(pool, signal, (kind, data) => { heard = Date.now(); if (kind === "state") summary = data; run(); }, (state) => setLink(state === "live" ? "live" : "cut off, trying again"));
+  const quiet = setInterval(async () => {
+    if (link !== "live" || Date.now() - heard < QUIET) return;
+    summary = await get(poolPath(pool)).catch(() => summary);
+    run();
+  }, QUIET);
+  signal.addEventListener("abort", () => clearInterval(quiet));
 }
 
-function setState(text) {
+// ---- the stream: a tag beside the name, and a banner while what is shown grows old
+
+let link = "", drawn = Date.now();
+
+function setLink(text) {
+  link = text;
   const node = document.getElementById("link");
   node.textContent = text;
-  node.className = `tag ${text === "live" ? "on" : "warn"}`;
+  node.className = text ? `tag ${text === "live" ? "on" : "warn"}` : "";
+  tellAge();
 }
+
+function tellAge() {
+  const lost = link !== "" && link !== "live";
+  document.getElementById("gone").replaceChildren(...(lost ? [note(`The controller does not answer; trying again. What you see is ${ago(Math.max(1, (Date.now() - drawn) / 1000)).replace(" ago", "")} old.`, "bad")] : []));
+}
+setInterval(tellAge, 1000);
 
 // ---- one domain
 
@@ -201,17 +232,18 @@ async function domainPage(pool, domain, signal) {
     warnings.replaceChildren(...notes(summary).filter(Boolean));
     for (const one of found) {
       if (!parts.has(one.regime)) {
-        const part = { head: h("div"), survival: h("div", { class: "chart tall" }), heat: h("div", { class: "chart tall" }), arms: h("div") };
+        const part = { head: h("div"), survival: h("div", { class: "chart tall" }), heat: h("div", { class: "chart tall" }), arms: h("div"), spread: h("div") };
         parts.set(one.regime, part);
         body.append(h("div", { class: "grid", style: "margin-bottom:1rem" }, card("", one.regime, part.head),
-          card("half", "Survival by position, with 90% bands", part.survival), card("half", "Speedup expected, and probability of being best", part.heat), card("", "Arms", part.arms)));
+          card("half", "Survival by position, with 90% bands", part.survival), card("half", "Speedup expected, and probability of being best", part.heat),
+          card("", "How much requests differ", part.spread), card("", "Arms", part.arms)));
       }
       const part = parts.get(one.regime);
       const choice = one.choices.find((c) => c.load === one.main_load) ?? one.choices[0];
       const pin = orders?.pins.find((p) => p.domain === domain && (p.regime === null || p.regime === one.regime));
       part.head.replaceChildren(
         h("p", { class: "reason" }, choice ? `At load ${choice.load}: ${choice.reason}` : "Nothing has been decided yet."),
-        h("p", { class: "quiet" }, `${number(one.tokens)} tokens in ${number(one.row_steps)} row-steps. ` + one.curves.map((c) => `${c.draft}: counts worth ${number(c.effective_n)} independent ones`).join("; ")),
+        h("p", { class: "quiet" }, `${number(one.tokens)} tokens in ${number(one.row_steps)} row-steps.`),
         pin ? h("p", {}, h("span", { class: "tag on" }, "pinned"), ` to ${pin.draft} at K = ${pin.k} by ${pin.by}${pin.until ? ` until ${day(pin.until)}` : ""}${pin.why ? `: ${pin.why}` : ""}`) : "",
         me.role === "admin" ? h("div", { class: "row" },
           h("button", { onclick: () => pinDialog(pool, domain, one, choice, summary) }, pin ? "Pin otherwise …" : "Pin …"),
@@ -219,6 +251,12 @@ async function domainPage(pool, domain, signal) {
           h("button", { onclick: () => resetDialog(pool, domain) }, "Learn anew …")) : "");
       if (one.curves.length) charts.survival(part.survival, one.curves);
       if (choice?.arms.some((a) => a.draft !== "none")) charts.heat(part.heat, choice.arms);
+      part.spread.replaceChildren(one.curves.length ? table("Requests", [
+        ["draft", (c) => c.draft], ["first token kept", (c) => number(c.positions[0]?.acceptance.value, 2), true],
+        ["differs between requests by (sd)", (c) => (c.spread.sd === null ? "not known yet" : `± ${number(c.spread.sd, 2)}`), true],
+        ["requests, in pieces of 64 steps", (c) => number(c.spread.segments), true], ["steps counted lately", (c) => number(c.spread.observed), true],
+        ["worth independent ones", (c) => number(c.effective_n), true], ["design effect", (c) => number(c.spread.design_effect, 1), true],
+      ], one.curves) : h("p", { class: "quiet" }, "Nothing has been drafted yet."));
       part.arms.replaceChildren(choice ? table("Arms", [
         ["draft", (a) => a.draft], ["K", (a) => a.k, true], ["tokens/s of the batch", (a) => number(a.batch_goodput), true], ["speedup", (a) => ratio(a.speedup), true],
         ["best with probability", (a) => percent(a.best), true], ["played with", (a) => percent(a.probability), true], ["played so far", (a) => percent(a.played), true],
@@ -265,11 +303,14 @@ const resetDialog = (pool, domain) => ask(`Learn ${domain} anew`, [h("p", {}, "W
 
 // ---- routes
 
+const place = () => location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+
 async function route() {
   here.abort();
   here = new AbortController();
   const signal = here.signal;
-  const [pool, domain] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [pool, domain] = place();
+  setLink("");
   try {
     if (!pool) return await poolsPage();
     get("/v1/pools").then((all) => drawNav(all.map((p) => p.pool), pool)).catch(() => {});

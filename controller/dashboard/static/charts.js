@@ -1,3 +1,5 @@
+import { h, percent } from "./dom.js";
+
 // Charts over Plotly, in the page's own colours, units on every axis.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
@@ -14,7 +16,7 @@ function layout(more) {
   const axis = { gridcolor: colour("line"), linecolor: colour("line"), zeroline: false, automargin: true, tickfont: { size: 11 } };
   const made = {
     paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: colour("ink"), family: "system-ui, sans-serif", size: 12 },
-    margin: { l: 56, r: 12, t: 8, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.12, x: 0 }, hovermode: "x unified",
+    margin: { l: 56, r: 12, t: 28, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hovermode: "x unified",
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } }, colorway: palette(), ...more,
   };
   made.xaxis = { ...axis, ...more.xaxis };
@@ -23,9 +25,15 @@ function layout(more) {
 }
 
 function draw(node, traces, more) {
+  if (!traces.some((trace) => trace.x?.length)) {
+    node.replaceChildren(h("p", { class: "quiet empty" }, "Nothing to draw yet."));
+    return null;
+  }
+  node.querySelector(".empty")?.remove();
   return Plotly.react(node, traces, layout(more), { displayModeBar: false, responsive: true });
 }
 
+const CLOCK = { title: { text: "time of day" } };
 const time = (moments) => moments.map((m) => new Date(1000 * m.time));
 
 export function goodput(node, moments) {
@@ -35,7 +43,7 @@ export function goodput(node, moments) {
     line("as served", moments.map((m) => m.goodput), accent),
     line("no speculation (estimate)", moments.map((m) => m.plain), second, "dot"),
     line("static policy (estimate)", moments.map((m) => m.static), third, "dash"),
-  ], { yaxis: { title: { text: "tokens per second of a step" }, rangemode: "tozero" } });
+  ], { xaxis: CLOCK, yaxis: { title: { text: "tokens per second of a step" }, rangemode: "tozero" } });
 }
 
 export function choices(node, moments) {
@@ -48,7 +56,7 @@ export function choices(node, moments) {
       x: time(moments), y: of.map((d) => d?.k ?? null), name, mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
       marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => d?.draft ?? ""), hovertemplate: "K = %{y} on %{text}",
     };
-  }), { yaxis: { title: { text: "K, draft tokens a step" }, rangemode: "tozero", dtick: 1 } });
+  }), { xaxis: CLOCK, yaxis: { title: { text: "K, draft tokens a step" }, rangemode: "tozero", dtick: 1 } });
 }
 
 export function load(node, moments) {
@@ -56,7 +64,7 @@ export function load(node, moments) {
   draw(node, [
     { x: time(moments), y: moments.map((m) => m.rows), name: "rows of a step", mode: "lines", line: { color: accent, width: 2 }, hovertemplate: "%{y:.1f}" },
     { x: time(moments), y: moments.map((m) => m.waiting), name: "requests waiting", mode: "lines", line: { color: second, width: 1.5, dash: "dot" }, hovertemplate: "%{y}" },
-  ], { yaxis: { title: { text: "requests" }, rangemode: "tozero" } });
+  ], { xaxis: CLOCK, yaxis: { title: { text: "requests" }, rangemode: "tozero" } });
 }
 
 const fade = (color, alpha) => color.replace(/^#(..)(..)(..)$/, (_, r, g, b) => `rgba(${parseInt(r, 16)},${parseInt(g, 16)},${parseInt(b, 16)},${alpha})`);
@@ -72,8 +80,10 @@ export function survival(node, curves) {
     return [
       { x: [...x, ...x.toReversed()], y: [...highs, ...lows.toReversed()], fill: "toself", fillcolor: fade(color, 0.16), line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" },
       {
-        x, y: curve.positions.map((p) => p.survival), name: curve.draft, mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [p.acceptance.value, p.seen, p.accepted]),
-        hovertemplate: "survives %{y:.3f}; kept %{customdata[0]:.3f}; counted %{customdata[2]:,} of %{customdata[1]:,}",
+        x, y: curve.positions.map((p) => p.survival), name: curve.draft, mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [
+          p.acceptance.value, p.acceptance.low, p.acceptance.high, p.seen ? `${p.accepted.toLocaleString("en")} of ${p.seen.toLocaleString("en")}, ${(p.accepted / p.seen).toFixed(3)}` : "none yet",
+        ]),
+        hovertemplate: "survives %{y:.3f}<br>kept if reached: %{customdata[0]:.3f} (%{customdata[1]:.3f}–%{customdata[2]:.3f})<br>raw counts: %{customdata[3]}",
       },
     ];
   });
@@ -84,10 +94,13 @@ export function heat(node, arms) {
   const drafts = [...new Set(arms.filter((a) => a.draft !== "none").map((a) => a.draft))];
   const ks = [...new Set(arms.filter((a) => a.draft !== "none").map((a) => a.k))].sort((a, b) => a - b);
   const at = (draft, k) => arms.find((a) => a.draft === draft && a.k === k);
+  const speeds = arms.map((a) => a.speedup.value);
+  const zmin = Math.min(0.99, ...speeds), zmax = Math.max(1.01, ...speeds), even = (1 - zmin) / (zmax - zmin);  // no colour where nothing is gained
   draw(node, [{
-    type: "heatmap", x: ks.map(String), y: drafts, z: drafts.map((d) => ks.map((k) => at(d, k)?.speedup.value ?? null)), zmid: 1,
-    colorscale: [[0, colour("bad")], [0.5, colour("card")], [1, colour("accent")]], xgap: 2, ygap: 2, colorbar: { title: { text: "× plain" }, thickness: 10 },
-    text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${(100 * at(d, k).best).toFixed(0)}%` : ""))), texttemplate: "%{text}",
-    hovertemplate: "%{y}, K = %{x}: %{z:.3f}× plain<extra></extra>",
-  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category" }, yaxis: { type: "category" } });
+    type: "heatmap", x: ks.map(String), y: drafts, z: drafts.map((d) => ks.map((k) => at(d, k)?.speedup.value ?? null)), zmin, zmax,
+    colorscale: [[0, colour(zmin < 0.99 ? "bad" : "card")], [even, colour("card")], [1, colour("accent")]], xgap: 2, ygap: 2, colorbar: { title: { text: "× plain" }, thickness: 10 },
+    text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${percent(at(d, k).best)}` : ""))), texttemplate: "%{text}",
+    customdata: drafts.map((d) => ks.map((k) => [at(d, k)?.speedup.low, at(d, k)?.speedup.high, 100 * (at(d, k)?.best ?? 0)])),
+    hovertemplate: "%{y}, K = %{x}<br>%{z:.3f}× plain (%{customdata[0]:.3f}–%{customdata[1]:.3f})<br>best in %{customdata[2]:.0f}% of draws<extra></extra>",
+  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category", ticks: "" }, yaxis: { title: { text: "draft", standoff: 10 }, type: "category", ticks: "" } });
 }

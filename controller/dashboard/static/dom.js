@@ -12,9 +12,13 @@ export function h(name, attributes = {}, ...children) {
 
 export const number = (value, digits = 0) =>
   value === null || value === undefined ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-export const percent = (value, digits = 0) => (value === null || value === undefined ? "–" : `${number(100 * value, digits)}%`);
+export const unit = (value, digits, name) => (value === null || value === undefined ? "–" : `${number(value, digits)}${name}`);
+export function percent(value, digits = 0) {
+  if (value === null || value === undefined) return "–";
+  const least = 10 ** -digits;
+  return value > 0 && 100 * value < least / 2 ? `<${number(least, digits)}%` : `${number(100 * value, digits)}%`;
+}
 export const ratio = (i) => (i ? `${i.value.toFixed(2)}× (${i.low.toFixed(2)}–${i.high.toFixed(2)})` : "–");
-export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 export const day = (seconds) => new Date(1000 * seconds).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 export function ago(seconds) {
   if (seconds < 1) return "now";

