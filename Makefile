@@ -8,7 +8,7 @@ TORCH  := torch==2.13.0
 # Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-vllm test-browser pictures test-compose lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
+.PHONY: demo test test-slow test-vllm test-browser pictures test-compose test-release lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
 
 help:
 	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -55,7 +55,7 @@ test: lint types unit
 
 # Tests that take minutes: convergence of the learner over seeds, the model's weights bit by bit.
 test-slow: models
-	$(BIN)/python -m pytest -m slow --ignore tests/compose -p no:cacheprovider
+	$(BIN)/python -m pytest -m slow --ignore tests/compose --ignore tests/release -p no:cacheprovider
 
 # The dashboard in a real Chromium (Debian: apt-get install chromium); pictures of every page are left in out/browser.
 test-browser: setup
@@ -93,6 +93,10 @@ BENCH_VLLM_ARGS ?=
 bench-vllm: models
 	$(BIN)/python -m tests.bench.bench_vllm --vllm-python $(VLLM_PYTHON) $(BENCH_VLLM_ARGS)
 	$(BIN)/python -m tests.bench.bench_vllm --vllm-python $(VLLM_PYTHON) --table
+
+# The built packages, installed by extras into clean environments (needs a package index).
+test-release: setup
+	$(BIN)/python -m pytest tests/release -m slow -p no:cacheprovider
 
 test-compose: setup
 	$(BIN)/python -m pytest tests/compose -m slow -p no:cacheprovider

@@ -125,7 +125,7 @@ async def test_in_another_pool_a_state_has_what_was_learned_but_neither_engines_
     await backup.load(client, await backup.dump(client, "p", "0.1"), "q")
     moved = await restored(client, "q")
     assert msgspec.json.decode(await PoolStore(client, "q").orders() or b"", type=Orders) == there
-    moved.steer(there)
+    moved.steer(there, time.time())
     assert list(moved.ledger.live()) == []
     assert counted(moved) == counted(tuner) > 0
 
