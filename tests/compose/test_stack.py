@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+OURS = ("--filter", "label=com.docker.compose.project=akc-test")
 CONTROLLER, ENGINE = "http://127.0.0.1:18080", "http://127.0.0.1:18000"
 ENV = {**os.environ, "AKC_CONTROLLER_PORT": "18080", "AKC_ENGINE_PORT": "18000", "AKC_TRAFFIC_SECONDS": "300"}
 
@@ -24,6 +25,12 @@ def compose(*arguments: str, seconds: float = 1500) -> str:
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def until(seen: Callable[[], bool], what: str, seconds: float) -> None:
@@ -46,10 +53,12 @@ def stack() -> Iterator[None]:
     compose("down", "--volumes", "--timeout", "10")  # what an interrupted run may have left: counts start at 0
     try:
         compose("up", "--detach", "--wait", "--wait-timeout", "900", "redis", "controller", "engine")
-        compose("up", "--detach", "traffic")
+        compose("up", "--detach", "traffic", "simulated")
         yield
     finally:
         compose("down", "--volumes", "--timeout", "10")
+        left = docker("ps", "--all", "--quiet", *OURS) + docker("volume", "ls", "--quiet", *OURS)
+        assert left + docker("network", "ls", "--quiet", *OURS) == ""
 
 
 def services() -> dict[str, Any]:
@@ -63,8 +72,9 @@ def domains() -> dict[str, Any]:
 
 
 def test_all_services_are_healthy_and_the_status_page_shows_decisions(stack: None) -> None:
-    names = ("redis", "controller", "engine", "traffic")  # traffic: once its first request has been answered
-    until(lambda: [services()[name]["Health"] for name in names] == ["healthy"] * 4, "all services healthy", 100)
+    # Traffic is once its first request has been answered, the simulation once the controller knows its pool.
+    names = ("redis", "controller", "engine", "traffic", "simulated")
+    until(lambda: {services()[name]["Health"] for name in names} == {"healthy"}, "all services healthy", 100)
     until(lambda: {"code", "math", "chat"} <= domains().keys(), "all three domains known to the controller", 240)
     until(lambda: all(domains()[d]["now"] for d in ("code", "math", "chat")), "a choice for each domain", 120)
     page = httpx.get(f"{CONTROLLER}/status", timeout=5)
@@ -106,8 +116,55 @@ def idle() -> bool:
     return (status["running"], status["waiting"]) == (0, 0)
 
 
+def test_the_simulated_pool_is_named_so_and_k_parts_ways_by_domain(stack: None) -> None:
+    def chosen() -> dict[str, int]:
+        rows = httpx.get(f"{CONTROLLER}/v1/pools/virtual-published-72b/domains", timeout=5)
+        return {d["domain"]: d["now"]["k"] for d in rows.json() if d["now"]} if rows.status_code == 200 else {}
+
+    def parted() -> bool:
+        ks = chosen()
+        return {"code", "math", "chat"} <= ks.keys() and min(ks["code"], ks["math"]) >= 6 and ks["chat"] in (3, 4)
+
+    until(parted, "K = 6 to 8 on code and math, 3 or 4 on chat", 240)
+    pool = httpx.get(f"{CONTROLLER}/v1/pools/virtual-published-72b", timeout=5).json()
+    assert pool["target"] == "virtual published-72b"
+
+
+def test_images_are_small_and_run_as_nobody_on_a_file_system_nobody_writes_to(stack: None) -> None:
+    base = int(docker("image", "inspect", "--format", "{{.Size}}", "python:3.11-slim"))
+    own = int(docker("image", "inspect", "--format", "{{.Size}}", "adaptive-k-controller"))
+    assert own - base <= 250_000_000
+    for service in ("controller", "engine"):
+        assert compose("exec", "-T", service, "id", "-u").strip() == "10001"
+        told = compose("exec", "-T", service, "sh", "-c", "touch /venv/x 2>&1; ls /venv/bin/pip 2>&1; true")
+        assert "Read-only file system" in told
+        assert "No such file" in told
+    label = '{{index .Config.Labels "org.opencontainers.image.licenses"}}'
+    assert docker("image", "inspect", "--format", label, "adaptive-k-engine") == "Apache-2.0"
+
+
+@pytest.mark.parametrize("profile", ["monitoring", "ha", "vllm"])
+def test_every_profile_is_a_valid_file(profile: str) -> None:
+    compose("--profile", profile, "config", "--quiet")
+
+
 def test_the_engine_answers_through_the_openai_endpoint(stack: None) -> None:
     assert ask() >= 1
+
+
+def test_redis_off_the_network_for_twenty_seconds_costs_no_request_and_no_count(stack: None) -> None:
+    until(lambda: min(learned()) > 0, "tokens counted and a policy decided", 240)
+    container = docker("ps", "--quiet", *OURS, "--filter", "label=com.docker.compose.service=redis")
+    network = docker("network", "ls", "--quiet", *OURS)
+    docker("network", "disconnect", network, container)
+    gone = time.monotonic()
+    served = 0
+    while time.monotonic() < gone + 20:
+        served += ask() >= 1
+    assert served > 0
+    before = learned()[0]
+    docker("network", "connect", "--alias", "redis", network, container)
+    until(lambda: learned()[0] > before, "counts after Redis is back", 60)
 
 
 def test_the_controller_killed_goes_on_with_exactly_what_the_engine_has_counted(stack: None) -> None:
