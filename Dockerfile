@@ -24,7 +24,11 @@ COPY pyproject.toml README.md LICENSE ./
 COPY engine engine
 COPY controller controller
 COPY simulations simulations
-RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation . && /venv/bin/pip uninstall --yes --quiet setuptools wheel pip
+# Tests of libraries and Plotly's Python classes (the dashboard needs its JavaScript alone) are a third of it.
+RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
+ && /venv/bin/pip uninstall --yes --quiet setuptools wheel pip \
+ && find /venv -type d -name tests -prune -exec rm -rf {} + \
+ && rm -rf /venv/lib/python*/site-packages/plotly/graph_objs /venv/lib/python*/site-packages/plotly/labextension
 
 FROM build AS build-engine
 # A CPU build of torch suffices; pass --build-arg TORCH_PIP_ARGS="..." where the index would give you another one.
@@ -36,7 +40,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY engine engine
 COPY controller controller
 COPY simulations simulations
-RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation . && /venv/bin/pip uninstall --yes --quiet wheel pip
+# pip stays: the model comes out of a package of the index.
+RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 
 FROM base AS controller
 COPY --from=build-controller /venv /venv

@@ -32,10 +32,8 @@ _HEADERS = {
 def _file(name: str) -> tuple[bytes, bytes, str]:
     """Content, the same compressed, and its tag."""
     if name == "plotly.min.js":
-        # Only who looks at charts waits for it to be loaded, and pays for its memory.
-        from plotly.offline import get_plotlyjs
-
-        content = get_plotlyjs().encode()
+        # As `plotly.offline.get_plotlyjs` reads it, without loading the 50 MB of Python classes around it.
+        content = resources.files("plotly").joinpath("package_data", name).read_bytes()
     else:
         content = resources.files(__package__).joinpath("static", name).read_bytes()
     return content, gzip.compress(content, 6), f'"{hashlib.sha256(content).hexdigest()[:16]}"'

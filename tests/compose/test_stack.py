@@ -136,9 +136,9 @@ def test_images_are_small_and_run_as_nobody_on_a_file_system_nobody_writes_to(st
     assert own - base <= 250_000_000
     for service in ("controller", "engine"):
         assert compose("exec", "-T", service, "id", "-u").strip() == "10001"
-        told = compose("exec", "-T", service, "sh", "-c", "touch /venv/x 2>&1; ls /venv/bin/pip 2>&1; true")
+        told = compose("exec", "-T", service, "sh", "-c", "touch /venv/x 2>&1; which gcc make; true")
         assert "Read-only file system" in told
-        assert "No such file" in told
+        assert "gcc" not in told
     label = '{{index .Config.Labels "org.opencontainers.image.licenses"}}'
     assert docker("image", "inspect", "--format", label, "adaptive-k-engine") == "Apache-2.0"
 
