@@ -186,7 +186,7 @@ def table(given: argparse.Namespace) -> None:
         script = ROOT / "tests" / "bench" / "on_vllm" / "table.py"
         argv = [str(given.vllm_python), str(script), "--model", str(given.model or fetch_smollm2())]
         subprocess.run(
-            [*argv, "--prompts", str(prompts), "--rounds", str(max(given.rounds, 5))],
+            [*argv, "--prompts", str(prompts), "--rounds", str(given.rounds), "--dtype", given.dtype],
             check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
 

@@ -81,6 +81,10 @@ def test_all_services_are_healthy_and_the_status_page_shows_decisions(stack: Non
     assert page.status_code == 200
     assert "smollm2" in page.text
     assert "code" in page.text
+    for path, least in (("/", 100), ("/static/app.js", 1_000), ("/static/plotly.min.js", 1_000_000)):
+        answer = httpx.get(f"{CONTROLLER}{path}", timeout=30)
+        assert answer.status_code == 200
+        assert len(answer.content) >= least
 
 
 def ask(max_tokens: int = 8) -> int:

@@ -46,10 +46,10 @@ class Played(NamedTuple):
 class Bench:
     """One engine whose scheduling is switched between rounds, when no request is left in it."""
 
-    def __init__(self, model: Path, redis_url: str) -> None:
+    def __init__(self, model: Path, redis_url: str, dtype: str) -> None:
         self.engine = LLMEngine.from_engine_args(EngineArgs(
             model=str(model), enforce_eager=True, max_model_len=1024, max_num_seqs=16, enable_prefix_caching=False,
-            block_size=32, num_gpu_blocks_override=400, disable_log_stats=True,
+            block_size=32, num_gpu_blocks_override=400, disable_log_stats=True, dtype=dtype,
             speculative_config={
                 "method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
                 "num_speculative_tokens_per_batch_size": TABLE,
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the target")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with `prompt`")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--warm-up", type=int, default=6, help="rounds of ours before")
     given = parser.parse_args()
     prompts = [json.loads(line)["prompt"] for line in given.prompts.read_text().splitlines()]
@@ -136,7 +137,7 @@ def main() -> None:
             "controller", [sys.executable, "-m", "controller.cli", "controller", "--port", str(free_port())],
             {"REDIS_URL": url},
         )  # fmt: skip
-        bench = Bench(given.model, url)
+        bench = Bench(given.model, url, given.dtype)
         done = []
         for played in rounds(bench, prompts, given.warm_up, given.rounds):
             done.append(played)
