@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -34,9 +35,13 @@ def run(*command: str | Path, cwd: Path, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with both."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    """The folder with both, built from a copy: what setuptools leaves beside the sources declares entry points."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in ("controller", "engine", "simulations"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source, cwd=folder)
     return folder
 
 

@@ -24,11 +24,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return both
 
 
-def served(folders: list[Path], *phases: str, path: Path | None = None, **asked: Any) -> dict[str, Any]:
+def served(
+    folders: list[Path], *phases: str, path: Path | None = None, env: dict[str, str] | None = None, **asked: Any
+) -> dict[str, Any]:
     paths = os.pathsep.join(map(str, [ROOT] + ([path] if path else [])))
     done = subprocess.run(
         [sys.executable, HERE / "several.py", *folders, json.dumps({"phases": phases, **asked})],
-        capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": paths}, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, "PYTHONPATH": paths, **(env or {})},
     )  # fmt: skip
     reports = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert reports, done.stdout[-3000:] + done.stderr[-5000:]
@@ -166,7 +169,7 @@ def test_asynchronous_scheduling_has_the_models_and_says_why_not_lookup(
 def test_where_the_plug_in_did_not_take_there_is_one_drafter_and_a_line(
     folders: list[Path], stock: list[list[int]]
 ) -> None:
-    report = served(folders, plugin=False)
+    report = served(folders, plugin=False, env={"VLLM_PLUGINS": "no-such"})
     assert report["proposer"] == "DraftModelProposer"
     assert report["described"] == [["trunc", 4]]
     assert report["texts"] == stock
