@@ -72,7 +72,7 @@ def portray(
         evidence=view.Evidence(counts.merged_cells, counts.dropped_cells, counts.rebased, dict(subject.rejected)),
         traffic=pool_traffic(subject.recent, cells, known),
         disagreement=ledger.disagreement(),
-        engines=[_engine(incarnation) for incarnation in ledger.incarnations.values()],
+        engines=[_engine(one, ledger.sums[one.id]) for one in ledger.incarnations.values()],
         domains=_domains(subject, cells, known, now),
         decisions=subject.decisions,
         switches=subject.switches,
@@ -129,7 +129,7 @@ def _drafts(subject: Subject) -> list[view.Draft]:
     return [view.Draft(draft.name, draft.memory_bytes, gain.get(draft.name)) for draft in loaded]
 
 
-def _engine(incarnation: Incarnation) -> view.Engine:
+def _engine(incarnation: Incarnation, counted: Counted) -> view.Engine:
     return view.Engine(
         engine=incarnation.engine,
         incarnation=incarnation.id,
@@ -145,6 +145,8 @@ def _engine(incarnation: Incarnation) -> view.Engine:
         missed=incarnation.missed,
         lost=incarnation.lost,
         ended=incarnation.ended,
+        step_p50=counted.step_quantile(0.5),
+        step_p95=counted.step_quantile(0.95),
     )
 
 

@@ -87,6 +87,24 @@ class Sums:
         reached += [0] * (MAX_K + 2 - len(reached))
         return [reached[k] - reached[k + 1] for k in range(MAX_K + 1)]
 
+    def step_quantile(self, q: float) -> float | None:
+        """Seconds that a share `q` of the steps took at most; None before any step, or beyond the last bound.
+
+        Interpolated on a logarithmic scale within a half octave, so good to some 20%.
+
+        >>> sums = Sums()
+        >>> sums.steps[10] = 100                                # all of them between bounds 9 and 10, a factor of 1.41
+        >>> round(sums.step_quantile(0.5) / STEP_BOUNDS[9], 3)    # half way: the fourth root of two
+        1.189
+        """
+        total, before = sum(self.steps), 0
+        for at, (bound, count) in enumerate(zip(STEP_BOUNDS, self.steps, strict=False)):
+            if count and before + count >= q * total:
+                low = STEP_BOUNDS[at - 1] if at else bound / 2**0.5
+                return float(low * (bound / low) ** ((q * total - before) / count))
+            before += count
+        return None
+
     def copy(self) -> "Sums":
         """One that later additions do not change."""
         twin = Sums()

@@ -42,6 +42,8 @@ class Engine:
     missed: Annotated[int, Field(description="frames that never arrived; later ones brought their counts")]
     lost: Annotated[int, Field(description="steps the engine could not record")]
     ended: UnixSeconds | None
+    step_p50: Annotated[float | None, Field(description="seconds that half of its steps took at most")] = None
+    step_p95: Annotated[float | None, Field(description="seconds that 95% of its steps took at most")] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ async def test_a_domain_shows_posteriors_raw_counts_arms_and_the_reason(
 async def test_engines_and_decisions_are_listed(api: httpx.AsyncClient, pool: CountingEngine) -> None:
     (engine,) = (await api.get("/v1/pools/p/engines")).json()
     assert (engine["engine"], engine["incarnation"], engine["steps"]) == ("e", "i", 200)
+    # All steps lie in bucket 151, in the half octave from 2 ** 18.5 to 2 ** 19 microseconds: half way, and 95% of it.
+    assert (engine["step_p50"], engine["step_p95"]) == pytest.approx((2**18.75 / 1e6, 2**18.975 / 1e6))
     decisions = (await api.get("/v1/pools/p/decisions?limit=1")).json()
     assert {switch["domain"] for switch in decisions[0]["switches"]} <= {"code", "chat"}
 
