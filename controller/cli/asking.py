@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from controller.client import Client, ControllerError
 
 HERE = "http://127.0.0.1:8080"
+REDIS_HERE = "redis://127.0.0.1:6379/0"
 FAILED, BAD, FORBIDDEN, TROUBLE = 1, 2, 3, 4  # exit codes; controller/cli/exits.py says what they mean
 _EXIT = {401: FORBIDDEN, 403: FORBIDDEN, 404: BAD, 413: BAD, 422: BAD}
 _NEXT = {
@@ -50,6 +51,10 @@ def _modes(incomplete: str) -> list[str]:
 
 
 Url = Annotated[str, typer.Option(envvar="AKC_CONTROLLER", help="The controller's address.")]
+RedisUrl = Annotated[
+    str,
+    typer.Option("--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss://, unix://, redis+sentinel://"),
+]
 Token = Annotated[str | None, typer.Option(envvar="AKC_TOKEN", help="Bearer token.", show_default=False)]
 PoolOf = Annotated[str | None, typer.Option("--pool", help="The pool; needed where there are several.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controller.cli.asking import REDIS_HERE, RedisUrl
+
 if TYPE_CHECKING:
     from engine.link.router import Route, RoutedPool
 
@@ -16,12 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def route(
-    redis_url: Annotated[
-        str,
-        typer.Option(
-            "--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss://, unix://, redis+sentinel://"
-        ),
-    ] = "redis://127.0.0.1:6379/0",
+    redis_url: RedisUrl = REDIS_HERE,
     target: Annotated[str | None, typer.Option(help="Only pools of this target.")] = None,
     domain: Annotated[str | None, typer.Option(help="Only this domain; an unknown one is served as `other`.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

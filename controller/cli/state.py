@@ -6,14 +6,11 @@ from typing import Annotated
 
 import typer
 
+from controller.cli.asking import REDIS_HERE, RedisUrl
+
 state = typer.Typer(no_args_is_help=True, help="What a pool has learned, as a file: to keep, to move, to go back to.")
 
-RedisUrl = Annotated[
-    str,
-    typer.Option("--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss://, unix://, redis+sentinel://"),
-]
 CaFile = Annotated[str | None, typer.Option(help="PEM file of authorities, for rediss://")]
-_HERE = "redis://127.0.0.1:6379/0"
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +42,7 @@ def _asked(coroutine_of: object, redis_url: str, ca_file: str | None) -> object:
 def dump(
     pool: Annotated[str, typer.Argument(help="The pool's name.")],
     file: Annotated[Path, typer.Argument(help="The file to write.")],
-    redis_url: RedisUrl = _HERE,
+    redis_url: RedisUrl = REDIS_HERE,
     ca_file: CaFile = None,
 ) -> None:
     """Write what a pool has learned and been ordered to a file; the pool may go on meanwhile. Exit 1: it has learned
@@ -73,7 +70,7 @@ def load(
     file: Annotated[Path, typer.Argument(help="A file of `akc state dump`.")],
     pool: Annotated[str | None, typer.Option(help="Another pool than the file's own.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Even if the pool has learned something.")] = False,
-    redis_url: RedisUrl = _HERE,
+    redis_url: RedisUrl = REDIS_HERE,
     ca_file: CaFile = None,
 ) -> None:
     """Let a pool go on from a file, while no controller leads it. Exit 1: it cannot, 2: Redis does not answer.
