@@ -6,6 +6,7 @@ splittable pseudorandom number generators, section 5), whose increments are mult
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 from scipy.special import ndtri
 
 Keys = NDArray[np.uint64]
@@ -44,3 +45,15 @@ def uniforms(keys: Keys, counters: Keys) -> Array:
 def normals(keys: Keys, counters: Keys) -> Array:
     """Standard normals by key and counter, through the inverse of their distribution function."""
     return np.asarray(ndtri(uniforms(keys, counters) + _UNIT / 2.0), dtype=np.float64)
+
+
+def wandering(white: Array, length: float) -> Array:
+    """A stationary first-order autoregression of variance 1 from white noise [n]; correlation exp(-1 / length).
+
+    >>> wandering(np.array([1.0, 0.0, 0.0]), 2.0).round(3).tolist()
+    [1.0, 0.607, 0.368]
+    """
+    kept = np.exp(-1.0 / length)
+    fed = np.sqrt(1.0 - kept**2) * white
+    fed[:1] = white[:1]
+    return np.asarray(lfilter([1.0], [1.0, -kept], fed), dtype=np.float64)

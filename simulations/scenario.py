@@ -167,12 +167,17 @@ Event = AcceptanceChange | Appears | Disappears | CostChange | ShareChange
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
     """`sigma` of the log-normal step seconds (mean 1). Prompt tokens processed in the step that admits a request cost
-    `prefill_seconds_per_token` each. With probability `pause_rate` a step takes `pause_seconds` more."""
+    `prefill_seconds_per_token` each. With probability `pause_rate` a step takes `pause_seconds` more. All seconds of an
+    engine are multiplied by a factor of its own that wanders: its logarithm has standard deviation `wander` around 0
+    and a correlation of 1/e between steps `wander_steps` apart (an Ornstein-Uhlenbeck process), as on a machine that
+    others use."""
 
     sigma: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.05
     prefill_seconds_per_token: Cost = 0.0
     pause_rate: Rate = 0.0
     pause_seconds: Cost = 0.0
+    wander: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    wander_steps: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 300.0
 
 
 class Static(msgspec.Struct, frozen=True, kw_only=True):

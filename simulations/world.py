@@ -27,7 +27,7 @@ from simulations.batch import (
 )
 from simulations.clairvoyant import Clairvoyant
 from simulations.log import Log
-from simulations.luck import Array, key, normals, uniforms
+from simulations.luck import Array, key, normals, uniforms, wandering
 from simulations.policy import NO_DRAFT, Bools, Choice, Ints, Outcome, View
 from simulations.requests import Requests
 from simulations.timeline import Phase, Timeline
@@ -59,6 +59,7 @@ class Engine:
         self.noise: Array = np.exp(sigma * normals(own, steps) - sigma**2 / 2)
         paused = uniforms(key(seed, number, 3), steps) < noise.pause_rate
         self.pauses: Array = np.where(paused, noise.pause_seconds, 0.0)
+        self.speed: Array = np.exp(noise.wander * wandering(normals(key(seed, number, 4), steps), noise.wander_steps))
         self.per_prompt_token = noise.prefill_seconds_per_token
         ks = np.array(timeline.ks, dtype=np.intp)
         self.prepared: Ints = ks[np.searchsorted(ks, np.arange(timeline.positions + 1), side="right") - 1]
@@ -133,7 +134,7 @@ class Engine:
         expected = phase.seconds(n, drafted, passes) + judging + behind
         seconds = expected * float(self.noise[self.step]) + prefill * self.per_prompt_token
         prefill += caught_up
-        seconds += float(self.pauses[self.step])
+        seconds = (seconds + float(self.pauses[self.step])) * float(self.speed[self.step])
         emitted = np.minimum(accepted + 1, rows[LEFT])
         kv = int(rows[KV].sum())
         rows[LEFT] -= emitted

@@ -32,10 +32,11 @@ class Account:
         self.sums = FadingRows(3, fast_half_life, slow_half_life)
         self.pending: dict[tuple[int, int], float] = {}  # adaptive row-steps by (context, load) since last taken
 
-    def observe(self, time: float, cells: Iterable[AccountCell], contexts: Contexts) -> int:
-        """Add cells; returns how many were inconsistent (row-steps without seconds, or a negative sum)."""
+    def observe(self, time: float, cells: Iterable[AccountCell], contexts: Contexts, slow: float = 1.0) -> int:
+        """Add cells of an engine that takes `slow` times the usual seconds; returns how many were inconsistent
+        (row-steps without seconds, or a negative sum)."""
         index: list[int] = []
-        values: list[tuple[int, int, float]] = []
+        values: list[tuple[float, float, float]] = []
         bad = 0
         for cell in cells:
             if min(cell.row_steps, cell.tokens, cell.row_seconds) < 0 or (cell.row_steps > 0) != (cell.row_seconds > 0):
@@ -46,7 +47,7 @@ class Account:
             if row is None:
                 row = self.rows[key] = self.sums.new_row()
             index.append(row)
-            values.append((cell.row_steps, cell.tokens, cell.row_seconds))
+            values.append((cell.row_steps, cell.tokens, cell.row_seconds / slow))
             if cell.variant == "adaptive":
                 self.pending[key[:2]] = self.pending.get(key[:2], 0.0) + cell.row_steps
         if index:

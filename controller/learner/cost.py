@@ -88,6 +88,14 @@ class CostPosterior:
         draws += self.mean[:, None]
         return CostDraws(self, draws, rng)
 
+    def slopes(self) -> dict[int, tuple[float, float]]:
+        """By load: seconds that one more verified and one more resident KV token cost, by the mean."""
+        draws, rows = self.centre(), self.loads.rows
+        rise = (draws.curve(2.0 * rows) - draws.curve(rows))[:, 0] / rows
+        laws = draws.laws[..., 0]
+        both = zip((rise + laws[:, 1]).tolist(), laws[:, 3].tolist(), strict=True)
+        return dict(zip(self.spec.loads, both, strict=True))
+
     def centre(self) -> "CostDraws":
         """The posterior mean as a single draw."""
         return CostDraws(self, self.mean[:, None], None)
@@ -275,7 +283,9 @@ def fit(groups: list[Sums], spec: PoolSpec, effect_sd: dict[str, float]) -> Cost
     for group, rows in zip(groups, layout.rows, strict=True):
         # A step a thousand times shorter than others is no step, and must not outweigh them by a million.
         mean = np.maximum(group.seconds / group.n, _SHORTEST * loads.seconds.max())
-        equations.add(group, rows, 1.0 / ((noise * mean) ** 2 * (1.0 + group.n / SATURATION)))
+        # Steps of a few intervals share what was not known of the engine's speed then.
+        shared = group.n * group.doubt
+        equations.add(group, rows, 1.0 / (mean**2 * (noise**2 * (1.0 + group.n / SATURATION) + shared)))
     kinds = np.array([key[0] for key in layout.effects], dtype=object)
     where = np.array(list(layout.effects.values()), dtype=np.intp)
     scale = np.array([loads.seconds[spec.load_index(key[2])] for key in layout.effects])

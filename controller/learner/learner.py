@@ -100,7 +100,8 @@ class Learner:
         )
         rejected["moments"] += self.acceptance.observe_moments(delta.time, delta.moments, self.contexts)
         rejected["cost"] += self.steps.observe(delta.engine, delta.time, delta.cost)
-        rejected["account"] += self.account.observe(delta.time, delta.account, self.contexts)
+        slow = self.steps.speeds.factor(delta.engine)
+        rejected["account"] += self.account.observe(delta.time, delta.account, self.contexts, slow)
 
     def decide(
         self, now: float, rng: np.random.Generator, afresh: bool = False, ordered: Collection[Context] = ()
@@ -360,6 +361,7 @@ class Learner:
         posterior = cost.fit(groups, self.spec, self.effect_sd)
         if remember:
             self.effect_sd = posterior.effect_sd
+            self.steps.noise, self.steps.slopes = posterior.noise, posterior.slopes()
         return groups, posterior
 
     def _quantiles(self, batches: Array, rng: np.random.Generator) -> Array:

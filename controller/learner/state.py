@@ -76,6 +76,10 @@ class State(msgspec.Struct):
     settled: Packed | None = None
     pool_settled: float | None = None
     ordered: list[tuple[str, str]] = []
+    speeds: dict[str, tuple[float | None, list[float], list[float], list[float]]] = {}
+    noise: float | None = None
+    slopes: dict[int, tuple[float, float]] = {}
+    doubts: dict[int, Table] = {}
 
 
 def pack(array: "np.ndarray[Any, Any]") -> Packed:
@@ -153,6 +157,10 @@ def dump(learner: "Learner") -> bytes:
             settled=pack(learner.gate.settled),
             pool_settled=learner.gate.pool_settled,
             ordered=sorted(learner.ordered),
+            speeds=s.speeds.state(),
+            noise=s.noise,
+            slopes=s.slopes,
+            doubts={width: _table(table) for width, table in s.doubts.items()},
         )
     )
 
@@ -186,10 +194,18 @@ def restore(learner: "Learner", data: bytes) -> None:
     for width, table in state.cost_tables.items():
         s.tables[width] = FadingRows(packed_width(width), *s.half_lives)
         _fill(s.tables[width], table)
+        doubts = s.doubts[width] = FadingRows(1, *s.half_lives)
+        if width in state.doubts:
+            _fill(doubts, state.doubts[width])
+        else:  # of a version that took all engines for steady
+            for _ in range(table.rows):
+                doubts.new_row()
     s.rows = {(tuple(names), b, k, f): (len(names), row) for names, b, k, f, row in state.cost_rows}
     for name, drafts, b, k, f, row in state.engine_rows:
         s.engine_rows.setdefault(name, {})[tuple(drafts), b, k, f] = row
     _fill(s.engine_counts, state.engine_counts)
+    s.speeds.restore(state.speeds)
+    s.noise, s.slopes = s.noise if state.noise is None else state.noise, state.slopes
     _fill(account.sums, state.account)
     for c, load, variant, row in state.account_rows:
         kept = account.rows.setdefault((c, spec.loads[spec.load_index(load)], variant), row)

@@ -1,4 +1,5 @@
-"""The evidence on cost: sums over completed steps by cost key, faded, capped per engine.
+"""The evidence on cost: sums over completed steps by cost key, faded, capped per engine, their seconds divided by how
+many times the usual its engine takes (`speed`).
 
 A row holds one key's packed sums in the key's own coordinates: count, sum(seconds), sum(seconds^2), sum(x), the upper
 triangle of sum(x xT), sum(x seconds), with x = (verified, prefill, kv, then per draft of the key: drafted, passes).
@@ -6,6 +7,7 @@ triangle of sum(x xT), sum(x seconds), with x = (verified, prefill, kv, then per
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from controller.learner.acceptance import RETIRED
 from controller.learner.discount import Array, FadingRows, Index, blend
+from controller.learner.speed import Speeds, against
 from engine.link.messages import MAX_K, PREFILL_BUCKETS, CostCell, load_bucket, passes_bucket
 
 SHARED = 3  # features every step has: verified, prefill, kv
@@ -47,17 +50,29 @@ class Sums(NamedTuple):
     x: Array
     xx: Array
     xy: Array
+    doubt: Array  # [rows]: variance of the mean seconds, relative, by what was not known of the engines' speeds then
 
 
 def unpack(keys: list[CostKey], packed: Array) -> Sums:
     """Packed rows as arrays; the triangle becomes a full symmetric matrix."""
     d = SHARED + 2 * len(keys[0][0])
-    upper = np.triu_indices(d)
-    xx = np.zeros((len(packed), d, d))
-    triangle = packed[:, 3 + d : 3 + d + len(upper[0])]
-    xx[:, upper[0], upper[1]] = triangle
-    xx[:, upper[1], upper[0]] = triangle
-    return Sums(keys, packed[:, 0], packed[:, 1], packed[:, 2], packed[:, 3 : 3 + d], xx, packed[:, -d:])
+    square = _square(d)
+    xx = packed[:, 3 + d : 3 + d + d * (d + 1) // 2].take(square, axis=1)
+    return Sums(
+        keys, packed[:, 0], packed[:, 1], packed[:, 2], packed[:, 3 : 3 + d], xx, packed[:, -d:], np.zeros(len(packed))
+    )
+
+
+@lru_cache(maxsize=16)
+def _square(d: int) -> Index:
+    """Where each entry of a symmetric matrix [d, d] stands in its upper triangle, row by row.
+
+    >>> _square(3).tolist()
+    [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
+    """
+    square = np.zeros((d, d), dtype=np.intp)
+    square[np.triu_indices(d)] = np.arange(d * (d + 1) // 2)
+    return np.asarray(np.maximum(square, square.T), dtype=np.intp)
 
 
 def possible(sums: Sums) -> NDArray[np.bool_]:
@@ -100,6 +115,18 @@ def _of_buckets(key: CostKey) -> bool:
     return batch == load_bucket(batch) and passes == passes_bucket(passes) <= MAX_K and prefill in PREFILL_BUCKETS
 
 
+def _scale(drafts: int, slow: float) -> Array:
+    """What a row of packed sums is multiplied by, that its seconds become those of an engine of the usual speed.
+
+    >>> _scale(0, 2.0).tolist()
+    [1.0, 0.5, 0.25, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+    """
+    scale = np.ones(packed_width(drafts))
+    scale[1], scale[2] = 1.0 / slow, 1.0 / slow**2
+    scale[-(SHARED + 2 * drafts) :] = 1.0 / slow
+    return scale
+
+
 class _Batch:
     """Cells of one width on their way into its table."""
 
@@ -121,9 +148,15 @@ class StepEvidence:
         self.share = share
         self.rows: dict[CostKey, tuple[int, int]] = {}  # key -> (drafts in it, row in that table)
         self.tables: dict[int, FadingRows] = {}
+        self.doubts: dict[int, FadingRows] = {}  # rows as in `tables`: sum over intervals of steps^2 * variance
         self.engine_rows: dict[str, dict[CostKey, int]] = {}
         self.engine_counts = FadingRows(1, fast_half_life, slow_half_life)  # raw steps by engine and key
         self.version = 0  # moves with every observation
+        self.speeds = Speeds()
+        self.noise = 0.1  # relative sd of a step's seconds, of the last fit
+        self.slopes: dict[
+            int, tuple[float, float]
+        ] = {}  # by load: seconds a verified and a KV token more, of the last fit
 
     def observe(self, engine: str, time: float, cells: Iterable[CostCell]) -> int:
         """Add cells (the overflow cell has no key and is skipped); returns how many were malformed and left out."""
@@ -154,6 +187,7 @@ class StepEvidence:
             batch.rows.append(row)
             batch.own.append(own)
             batch.packed.append(packed)
+        taken: list[tuple[int, _Batch, Array]] = []
         for width, batch in batches.items():
             if not batch.keys:
                 continue
@@ -162,12 +196,33 @@ class StepEvidence:
             if not fair.all():
                 bad += len(values) - int(fair.sum())
                 values = np.where(fair[:, None], values, 0.0)
+            taken.append((width, batch, values))
+        slow, doubt = self._pace(engine, time, taken)
+        for width, batch, values in taken:
             self.engine_counts.add(batch.own, values[:, :1], time)
+            scale = _scale(width, slow)
             if len(self.engine_rows) > 1:
-                values = values * self._weights(batch, time)[:, None]
-            self.tables[width].add(batch.rows, values, time)
+                scale = scale * self._weights(batch, time)[:, None]
+            scaled = values * scale
+            self.tables[width].add(batch.rows, scaled, time)
+            self.doubts[width].add(batch.rows, scaled[:, :1] ** 2 * doubt, time)
             self.version += 1
         return bad
+
+    def _pace(self, engine: str, time: float, taken: list[tuple[int, _Batch, Array]]) -> tuple[float, float]:
+        """How many times the usual seconds the engine takes now and how sure that is (see `Speeds`), by steps without
+        prompts: those differ too much."""
+        values, variances = [], []
+        for width, batch, now in taken:
+            some = [i for i, key in enumerate(batch.keys) if not key[3] and now[i, 0] > 0]
+            if some:
+                before = self.tables[width].slow([batch.rows[i] for i in some], time)
+                slopes = np.array([self.slopes.get(batch.keys[i][1], (0.0, 0.0)) for i in some])
+                ratio, variance = against(now[some], before, slopes, self.noise)
+                values.append(ratio)
+                variances.append(variance)
+        none = np.zeros(0)
+        return self.speeds.update(engine, time, np.concatenate([none, *values]), np.concatenate([none, *variances]))
 
     def _row(self, key: CostKey) -> int | None:
         """Row of the key in the table of its width, a new one if need be; None when the pool has keys enough."""
@@ -177,6 +232,7 @@ class StepEvidence:
                 return None
             width = len(key[0])
             table = self.tables.setdefault(width, FadingRows(packed_width(width), *self.half_lives))
+            self.doubts.setdefault(width, FadingRows(1, *self.half_lives)).new_row()
             place = self.rows[key] = (width, table.new_row())
         return place[1]
 
@@ -201,6 +257,7 @@ class StepEvidence:
 
     def retire(self, engine: str) -> None:
         """Forget which share was this engine's; its steps stay."""
+        self.speeds.retire(engine)
         heirs = self.engine_rows.setdefault(RETIRED, {})
         for key, row in self.engine_rows.pop(engine, {}).items():
             if key in heirs:
@@ -213,6 +270,7 @@ class StepEvidence:
         for key, (width, row) in self.rows.items():
             if draft in key[0]:
                 self.tables[width].clear(row)
+                self.doubts[width].clear(row)
                 for own in self.engine_rows.values():
                     if key in own:
                         self.engine_counts.clear(own[key])
@@ -227,5 +285,6 @@ class StepEvidence:
             by_row: dict[int, CostKey] = {row: key for key, (w, row) in self.rows.items() if w == width}
             live: Index = np.flatnonzero(kept[:, 0] > 1e-6)
             if len(live):
-                gathered.append(unpack([by_row[row] for row in live.tolist()], kept[live]))
+                doubt = self.doubts[width].read(now)[1][live, 0] / np.maximum(slow[live, 0], 1e-9) ** 2
+                gathered.append(unpack([by_row[row] for row in live.tolist()], kept[live])._replace(doubt=doubt))
         return gathered

@@ -10,7 +10,7 @@ import pytest
 from controller.learner import cost, verification
 from controller.learner.config import PoolSpec
 from controller.learner.prices import Prices, prices_at, repaired
-from controller.learner.steps import StepEvidence
+from controller.learner.steps import StepEvidence, Sums
 from engine.link.messages import CostCell, DraftInfo, prefill_bucket
 from tests.learner.world import cost_cell
 
@@ -18,12 +18,17 @@ SPEC = PoolSpec((DraftInfo("ngram", "ngram", 8), DraftInfo("small", "model", 8))
 SDS = {kind: bounds[0] for kind, bounds in cost.EFFECT_SD.items()}
 
 
-def posterior(cells: list[CostCell], spec: PoolSpec = SPEC, fits: int = 3) -> cost.CostPosterior:
+def steady(cells: list[CostCell]) -> list[Sums]:
+    """Sums of these cells, of an engine whose speed is known: one interval alone would leave it in doubt."""
     store = StepEvidence(1e6, 1e7, share=0.1)
     store.observe("e", 0.0, cells)
-    sds, found = SDS, None
+    return [group._replace(doubt=np.zeros(len(group.n))) for group in store.gather(0.0, 1e9)]
+
+
+def posterior(cells: list[CostCell], spec: PoolSpec = SPEC, fits: int = 3) -> cost.CostPosterior:
+    groups, sds, found = steady(cells), SDS, None
     for _ in range(fits):
-        found = cost.fit(store.gather(0.0, 1e9), spec, sds)
+        found = cost.fit(groups, spec, sds)
         sds = found.effect_sd
     assert found is not None
     return found
@@ -78,9 +83,7 @@ def test_solved_load_by_load_the_posterior_is_that_of_one_dense_matrix() -> None
         steps = x + rng.uniform(0, 0.1, (20, len(x)))
         steps[:, 0] += rng.integers(0, 3, 20)
         kinds.append(Kind((draft,) if k else (), rows, k, 64 if prefill else 0, seconds, steps))
-    store = StepEvidence(1e6, 1e7, share=0.1)
-    store.observe("e", 0.0, [kind.cell() for kind in kinds])
-    found = cost.fit(store.gather(0.0, 1e9), spec, SDS)
+    found = cost.fit(steady([kind.cell() for kind in kinds]), spec, SDS)
     precision, rhs = dense(kinds, found)
     covariance = np.linalg.inv(precision)
     sd = np.sqrt(np.diag(covariance))
@@ -304,3 +307,16 @@ def test_cells_of_drafts_the_pool_does_not_have_are_skipped() -> None:
     plain = cost_cell((), 1, 0, [(0.02, step(1, 0, None))] * 20)
     prices = prices_at(posterior([plain, alien]).centre(), 0, SPEC.ks)
     assert prices.plain[0] == pytest.approx(0.02, rel=0.05)
+
+
+def test_what_is_not_known_of_the_speed_is_not_made_good_by_more_steps() -> None:
+    """A million steps at 20 ms whose mean is in doubt by 5%: the plain price is, too, whatever its steps' noise."""
+    (group,) = steady([cost_cell((), 1, 0, [(0.02, step(1, 0, None))] * 100)])
+    many = group._replace(
+        **{name: 1e4 * getattr(group, name) for name in ("n", "seconds", "seconds_sq", "x", "xx", "xy")}
+    )
+    rng = np.random.default_rng(2)
+    for doubt, relative in ((0.0, 0.002), (0.05**2, 0.05)):
+        found = cost.fit([many._replace(doubt=np.array([doubt]))], PoolSpec((), (), 1), SDS)
+        plain = prices_at(found.sample(rng, 4000), 0, (0,)).plain
+        assert float(plain.std() / 0.02) == pytest.approx(relative, rel=0.15 if doubt else 1.0)

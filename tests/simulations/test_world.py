@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from simulations.clairvoyant import Clairvoyant
 from simulations.play import play
@@ -272,6 +273,19 @@ def test_noise_has_mean_one() -> None:
     one = engine(steps=20_000, noise=Noise(sigma=0.3))
     assert one.noise.mean() == pytest.approx(1.0, abs=4 * 0.3 / np.sqrt(20_000))
     assert one.noise.std() == pytest.approx(0.3, rel=0.05)
+
+
+def test_an_engine_whose_speed_wanders() -> None:
+    """Every second of a step is multiplied, prompts and pauses included; correlation falls to 1/e over the length."""
+    noise = Noise(sigma=0.0, prefill_seconds_per_token=0.0005, pause_rate=1.0, pause_seconds=0.1)
+    steady = engine(noise=noise)
+    one = engine(noise=replace(noise, wander=0.2, wander_steps=50), steps=40_000)
+    before = steady.settle(steady.view(), rows([0] * 4, [1] * 4)).seconds
+    assert one.settle(one.view(), rows([0] * 4, [1] * 4)).seconds == pytest.approx(before * one.speed[0])
+    u = np.log(one.speed)
+    assert u.std() == pytest.approx(0.2, rel=0.1)
+    assert np.corrcoef(u[:-50], u[50:])[0, 1] == pytest.approx(np.exp(-1), abs=0.1)
+    assert (steady.speed == 1.0).all()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ class StartError(RuntimeError):
 def free_port(wanted: int = 0) -> int:
     """A TCP port on loopback that was free a moment ago: the wanted one if it was, else another."""
     with socket.socket() as probe:
+        # As servers do: connections of one that stood here a minute ago must not send the next one elsewhere.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted))
         except OSError:

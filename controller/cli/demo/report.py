@@ -66,6 +66,7 @@ class Report:
                         d: sum(b.domains[d].tokens for b in blocks) / sum(b.steps[d] for b in blocks)
                         for d in blocks[0].domains
                     },
+                    "played": _played(blocks),
                 }
                 for arm, blocks in results.items()
             }
@@ -85,6 +86,19 @@ class Report:
             "likely_k": {draft: self.likely_k(draft, 3) for draft in drafts if draft},
             "choices": self.domains,
         }
+
+
+def _played(blocks: list[BlockResult]) -> dict[str, dict[str, dict[str, float]]]:
+    """Steps and drafted tokens a step by domain and by the draft of most of a request's steps."""
+    sums: dict[str, dict[str, list[int]]] = {}
+    for block in blocks:
+        for (domain, draft), counts in block.played.items():
+            one = sums.setdefault(domain, {}).setdefault(draft, [0, 0])
+            one[:] = [a + b for a, b in zip(one, counts, strict=True)]
+    return {
+        domain: {draft: {"steps": n, "drafted_per_step": round(k / n, 3)} for draft, (n, k) in drafts.items() if n}
+        for domain, drafts in sums.items()
+    }
 
 
 def print_report(report: Report, console: Console) -> None:

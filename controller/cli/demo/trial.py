@@ -46,8 +46,8 @@ class Group:
 @dataclass(frozen=True)
 class BlockResult:
     """One group under one arm: by domain and by prompt (in the group's order) the tokens and the seconds its rows were
-    charged (each row the whole step), by domain the steps; and the block in all, whose seconds are the row-seconds
-    shared by the slots.
+    charged (each row the whole step), by domain the steps, and the steps and the tokens drafted by (domain, draft of
+    most of the request's steps); and the block in all, whose seconds are the row-seconds shared by the slots.
 
     So many seconds would the block take if another request took over every slot that falls free, as it does on a loaded
     server. The wall clock of a block would only show its slowest row: the others wait for it with their slots empty.
@@ -57,6 +57,7 @@ class BlockResult:
     domains: dict[str, Block]
     steps: dict[str, int]
     rows: list[Block]
+    played: dict[tuple[str, str], tuple[int, int]]
 
 
 def groups_of(prompts: Mapping[str, Sequence[list[dict[str, str]]]], domains: Sequence[str]) -> Iterator[Group]:
@@ -115,15 +116,18 @@ async def run_block(
     domains: dict[str, Block] = {}
     steps: Counter[str] = Counter()
     rows: list[Block] = []
+    played: dict[tuple[str, str], tuple[int, int]] = {}
     for (domain, _), body in zip(group.prompts, bodies, strict=True):
         akc = facts(body)
         rows.append(Block(akc["tokens"], akc["row_seconds"]))
         so_far = domains.get(domain, Block(0, 0.0))
         domains[domain] = Block(so_far.tokens + rows[-1].tokens, so_far.seconds + rows[-1].seconds)
         steps[domain] += akc["steps"]
+        ran, drafted = played.get((domain, akc["draft"]), (0, 0))
+        played[domain, akc["draft"]] = ran + akc["steps"], drafted + akc["drafted"]
     slots = min(concurrency, len(rows))
     whole = Block(sum(r.tokens for r in rows), sum(r.seconds for r in rows) / slots)
-    return BlockResult(whole, domains, dict(steps), rows)
+    return BlockResult(whole, domains, dict(steps), rows, played)
 
 
 async def interleave(
