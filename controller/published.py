@@ -42,12 +42,12 @@ class Published(NamedTuple):
     pins: Collection[Context] = ()
     measuring: bool = False
 
-    def in_force(self, contexts: Collection[Context]) -> dict[Cell, InForce]:
-        """What is in force in every cell of these contexts."""
+    def in_force(self, contexts: Collection[Context], load: int | None = None) -> dict[Cell, InForce]:
+        """What is in force in every cell of these contexts, at every load or one."""
         return {
             (cell.domain, cell.regime, cell.load): self._cell(cell)
             for cell in self.policy.cells
-            if (cell.domain, cell.regime) in contexts
+            if load in (None, cell.load) and (cell.domain, cell.regime) in contexts
         }
 
     @property

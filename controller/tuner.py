@@ -18,9 +18,9 @@ from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
 from controller.learner.whatif import Imagined
 from controller.ledger import Ledger
-from controller.offer import offer_of
+from controller.offer import offer_of, present_load
 from controller.portrait import Arms, Subject, portray
-from controller.published import Published
+from controller.published import Arm, Cell, Published
 from controller.recent import Recent
 from controller.settings import ControllerSettings
 from controller.steering import Orders, Pin, by_context, fixed, pinned
@@ -261,13 +261,19 @@ class Tuner:
         if self._learner is None or not self._learner.spec.drafts:
             raise ValueError("the pool has no draft yet: no engine has described one")
         made = self._learner.imagine(now, load, mix)
-        played = {} if self._published is None else self._published.in_force(self._learner.contexts.names)
-        top = {cell: in_force.top for cell, in_force in played.items()}
+        top = self._in_force(made.load)
         arms = [
             arm._replace(in_force=top.get((arm.domain, arm.regime, made.load)) == (arm.draft, arm.k))
             for arm in made.arms
         ]
         return made._replace(arms=arms)
+
+    def _in_force(self, load: int) -> dict[Cell, Arm]:
+        """What most requests are given by the policy as published, in every cell of a load bucket."""
+        if self._published is None or self._learner is None:
+            return {}
+        found = self._published.in_force(set(self._learner.contexts.names), load)
+        return {cell: one.top for cell, one in found.items()}
 
     @property
     def ready(self) -> bool:
@@ -463,7 +469,9 @@ class Tuner:
         if estimates is None or self._decision is None or self._last_frame is None:
             return None, 0.0
         live = sum(engine.ended is None for engine in view.engines)
-        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, view.traffic.mean_rows, live, now)
+        mean_rows = view.traffic.mean_rows
+        top = self._in_force(self._decision.spec.loads[present_load(self._decision.spec, mean_rows)])
+        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, top, mean_rows, live, now)
         lasts = max(OFFER_SECONDS, 3 * self.settings.decide_seconds)
         return encode(offer), self._last_frame + lasts - now if live else 0.0
 

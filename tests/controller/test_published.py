@@ -18,7 +18,17 @@ from controller.steering import Measure, Orders, Pin, with_measure, with_mode, w
 from controller.store import Entry
 from controller.tuner import Tuner
 from controller.view import Choice, PoolView
-from engine.link.messages import DraftChoice, Mode, Policy, PolicyCell, StaticChoice, decode_policy, encode
+from engine.link.messages import (
+    DraftChoice,
+    Mode,
+    OfferCell,
+    Policy,
+    PolicyCell,
+    StaticChoice,
+    decode_offer,
+    decode_policy,
+    encode,
+)
 from tests.controller.engines import CountingEngine
 
 NOW = 1_764_500_700.0
@@ -186,6 +196,22 @@ def test_a_pin_in_a_mode_that_does_not_play_it_says_so() -> None:
     one = choice(view, "code")
     assert (one.draft, one.k, one.held) == ("ngram", 2, "mode")
     assert "; pinned to no speculation by ops, which mode shadow does not play; would choose ngram" in one.reason
+
+
+def test_a_router_is_offered_what_is_played() -> None:
+    """Pinned to no speculation a request gets one token a plain step."""
+    tuner = learned()
+
+    def offered(number: int, order: Order = lambda orders: orders) -> OfferCell:
+        tuner.steer(order(tuner.orders), NOW + number)
+        offer = tuner.decide((5, number), NOW + number).offer
+        assert offer is not None
+        return next(c for c in decode_offer(offer).cells if (c.domain, c.regime) == ("code", "greedy"))
+
+    assert (offered(1).draft, offered(2).k) == ("ngram", 4)
+    cell = offered(3, lambda orders: with_pin(orders, Pin("code", "none", 0), tuner.spec, NOW))
+    assert (cell.draft, cell.k, cell.effective) == ("none", 0, 0.0)
+    assert cell.speedup == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_static_choice_of_none_shows_no_draft() -> None:
