@@ -162,10 +162,10 @@ async function poolPage(pool, signal) {
       ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
     ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."));
     engines.replaceChildren(known.length ? table("Engines", [
-      ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy applied", (e) => (e.applied ? `${e.applied[1]}${e.policy_age === null ? "" : `, ${number(e.policy_age)} s old`}` : "none"), true],
+      ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy", (e) => (e.applied ? `${e.applied[1]}${e.policy_age === null ? "" : `, ${number(e.policy_age)} s old`}` : "none"), true],
       ["breaker", (e) => h("span", { class: `tag ${e.breaker === "closed" ? "on" : "bad"}` }, e.breaker)], ["running", (e) => number(e.running), true],
       ["step, median / 95%", (e) => (e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`), true],
-      ["lag", (e) => unit(e.lag_seconds, 1, " s"), true], ["seen", (e) => (e.ended ? "ended" : ago(Math.max(0, Date.now() / 1000 - e.last_seen))), true],
+      ["seen / lag", (e) => (e.ended ? "ended" : `${ago(Math.max(0, Date.now() / 1000 - e.last_seen))} / ${unit(e.lag_seconds, 1, " s")}`), true],
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
     audit.replaceChildren(log.length ? table("Events", [["time", (e) => day(e.time)], ["who", (e) => e.who], ["what", (e) => e.what], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
     charts.goodput(nodes.goodput, moments);
