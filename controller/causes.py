@@ -15,10 +15,8 @@ import msgspec
 
 from controller.learner.decision import Decision
 from controller.learner.discount import Array
-from engine.link.messages import NO_DRAFT
-
-Arm = tuple[str, int]  # draft, K
-Cell = tuple[str, str, int]  # domain, regime, load
+from controller.published import Arm, Cell, arm_words, followers, honest
+from engine.link.messages import NO_DRAFT, Mode, StaticChoice
 
 MAX_MARKS = 128  # the first cells served; those of later ones would not fit into a small checkpoint
 _KEPT_SECONDS = 300.0
@@ -58,6 +56,17 @@ class Event(msgspec.Struct, frozen=True):
     what: str
     domain: str | None = None
     draft: str | None = None
+
+
+class Playing(NamedTuple):
+    """Which requests follow the policy: mode and share, and what the others play."""
+
+    mode: Mode = "on"
+    static: StaticChoice = StaticChoice()
+    share: float = 1.0
+
+
+EVERYBODY = Playing()
 
 
 class State(msgspec.Struct):
@@ -211,8 +220,9 @@ class Causes:
             return "its exploration budget was spent"
         return cause(before, now, new, old, domain)
 
-    def tell(self, cell: Cell, reason: str, now: float) -> str:
-        """The sentence about a cell: the reason with its pin in front and its last change at the end.
+    def tell(self, cell: Cell, reason: str, now: float, playing: Playing = EVERYBODY) -> str:
+        """The sentence about a cell: the reason with its pin in front and its last change at the end. Where not all
+        requests follow the policy it begins with what the others play, and with what that can tell.
 
         >>> mark = Mark(("d", 2), 50_700.0, Basis(0.0, {}, {}, 1.0, 1.0), why="mode on, before off")
         >>> causes = Causes(State([(("chat", "greedy", 1), mark)]))
@@ -220,9 +230,20 @@ class Causes:
         'd at K = 2: 1.5x plain; last change 14:05 UTC: mode on, before off'
         """
         mark = self.marks.get(cell)
+        pin = mark.pin if mark is not None else ""
+        limits = honest(playing.mode, playing.static)
+        if limits is not None:
+            idle = f"{pin}, which mode {playing.mode} does not play; " if pin else ""
+            sentence = f"{limits}; {idle}would choose {reason}"
+        else:
+            sentence = f"{f'{pin}; without that: ' if pin else ''}{reason}"
+            others = 1.0 - followers(playing.mode, playing.share)
+            if others > 0:
+                static = arm_words(playing.static.draft, playing.static.k)
+                sentence = f"mode {playing.mode}: {100 * others:.3g}% of requests play {static}, the others {sentence}"
         if mark is None:
-            return reason
+            return sentence
         then, today = time.gmtime(mark.since), time.gmtime(now)
         clock = time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then) + " UTC"
         last = f"last change {clock}: {mark.why}" if mark.why else f"no change since {clock}"
-        return f"{f'{mark.pin}; without that: ' if mark.pin else ''}{reason}; {last}"
+        return f"{sentence}; {last}"

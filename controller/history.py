@@ -10,16 +10,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from controller.view import Interval, PoolView
-from engine.link.messages import StaticChoice
 
 DENSE = 900  # samples, DENSE_SECONDS apart or more
 DENSE_SECONDS = 1.0
 SPARSE = 2880  # samples, a day of them
 SPARSE_SECONDS = 30.0
+ACCEPTANCES = 3  # positions whose acceptance is kept
 
 
 class Played(msgspec.Struct, frozen=True):
-    """What a domain got at one time: its choice at the load most of it was served at, and what came of it lately."""
+    """What a domain got at one time: the arm in force at the load most of it was served at, and what came of it lately.
+    `acceptance`: posterior means at the first positions of the arm's draft, which K does not move; none without one.
+    """
 
     domain: str
     regime: str
@@ -27,6 +29,8 @@ class Played(msgspec.Struct, frozen=True):
     k: int
     tokens_per_second: float | None
     accepted_per_step: float | None
+    load: int | None = None  # unknown in samples of earlier versions
+    acceptance: tuple[float, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -43,31 +47,34 @@ class Sample(msgspec.Struct, frozen=True):
     domains: tuple[Played, ...]
 
 
-def sample(view: PoolView, static: StaticChoice) -> Sample:
+def sample(view: PoolView) -> Sample:
     """What of a view is kept."""
     domains = []
-    weight = share = 0.0
     for domain in view.domains:
         choice = next((c for c in domain.choices if c.load == domain.main_load), None)
         if choice is None:
             continue
         recent = domain.recent
+        positions = next((curve.positions for curve in domain.curves if curve.draft == choice.draft), [])
         domains.append(
             Played(
-                domain.domain, domain.regime, choice.draft, choice.k, recent.tokens_per_second, recent.accepted_per_step
+                domain.domain,
+                domain.regime,
+                choice.draft,
+                choice.k,
+                recent.tokens_per_second,
+                recent.accepted_per_step,
+                choice.load,
+                tuple(round(p.acceptance.value, 4) for p in positions[:ACCEPTANCES]),
             )
         )
-        arm = next((arm for arm in choice.arms if (arm.draft, arm.k) == (static.draft, static.k)), None)
-        if arm is not None and recent.row_seconds:
-            weight += recent.row_seconds
-            share += recent.row_seconds * arm.speedup.value
     traffic = view.traffic
     live = [engine for engine in view.engines if engine.ended is None]
     return Sample(
         view.time,
         traffic.tokens_per_busy_second,
         _bounds(traffic.speedup),
-        share / weight if weight else None,
+        traffic.static,
         traffic.mean_rows,
         sum(engine.running for engine in live),
         sum(engine.waiting for engine in live),

@@ -282,7 +282,7 @@ class PoolLoop:
         """Keep a sample of what was committed, and let listeners know."""
         if decided.view is None:
             return
-        new = sample(decided.view, tuner.static)
+        new = sample(decided.view)
         if self.history.add(new):
             await self.store.keep(msgspec.json.encode(new), SPARSE)
         if decided.audit is not None:

@@ -7,17 +7,18 @@ from itertools import islice
 from typing import NamedTuple
 
 from controller import view
-from controller.causes import Causes
+from controller.causes import EVERYBODY, Causes, Playing
 from controller.learner.config import PoolSpec
 from controller.learner.decision import Arm, Decision
 from controller.learner.estimates import CurvePoint, Estimates
 from controller.learner.evidence import FEEDING
 from controller.learner.gate import Gate
 from controller.ledger import Incarnation, Ledger
-from controller.recent import Cell, Recent, Sums, pool_traffic, speedups, traffic
+from controller.published import Published, honest, identified
+from controller.recent import Cell, Recent, Sums, pool_traffic, speedups, static_speedup, traffic
 from controller.reported import Reported
 from controller.reported import Sums as Counted
-from engine.link.messages import AcceptanceCell, AccountCell, Version
+from engine.link.messages import AcceptanceCell, AccountCell, StaticChoice, Version
 
 REPORTED = 64  # engines whose sums are kept in view
 
@@ -44,6 +45,8 @@ class Subject(NamedTuple):
     measured: view.Measured | None
     gains: Mapping[tuple[str, str], view.Interval]
     causes: Causes
+    published: Published | None
+    lags: Mapping[str, float]  # by incarnation
     gate: Gate | None = None
 
 
@@ -54,6 +57,9 @@ def portray(
     ledger, counts = subject.ledger, subject.ledger.counts
     cells = subject.recent.cells()
     known = speedups(cells, subject.estimates)
+    static = static_speedup(cells, subject.estimates)
+    timed = subject.recent.timed()
+    playing = _playing(subject)
     return view.PoolView(
         pool=subject.pool,
         time=now,
@@ -70,10 +76,12 @@ def portray(
             counts.learned, counts.ignored, counts.deferred, counts.rejected, counts.missed, lag_seconds=subject.lag
         ),
         evidence=view.Evidence(counts.merged_cells, counts.dropped_cells, counts.rebased, dict(subject.rejected)),
-        traffic=pool_traffic(subject.recent, cells, known),
+        traffic=pool_traffic(subject.recent, cells, known, static),
         disagreement=ledger.disagreement(),
-        engines=[_engine(one, ledger.sums[one.id]) for one in ledger.incarnations.values()],
-        domains=_domains(subject, cells, known, now),
+        engines=[
+            _engine(one, timed.get(one.engine), subject.lags.get(one.id), now) for one in ledger.incarnations.values()
+        ],
+        domains=_domains(subject, cells, known, playing, now),
         decisions=subject.decisions,
         switches=subject.switches,
         records=subject.records,
@@ -81,7 +89,16 @@ def portray(
         gate=_gate(subject),
         counts=_counts(ledger),
         reported=_reported(ledger),
+        note=None if subject.published is None else honest(playing.mode, playing.static),
     )
+
+
+def _playing(subject: Subject) -> Playing:
+    """Which requests follow the policy that was published."""
+    if subject.published is None:
+        return EVERYBODY
+    policy = subject.published.policy
+    return Playing(policy.mode, StaticChoice(*subject.published.static), policy.share)
 
 
 def _gate(subject: Subject) -> view.Gate | None:
@@ -129,7 +146,10 @@ def _drafts(subject: Subject) -> list[view.Draft]:
     return [view.Draft(draft.name, draft.memory_bytes, gain.get(draft.name)) for draft in loaded]
 
 
-def _engine(incarnation: Incarnation, counted: Counted) -> view.Engine:
+def _engine(incarnation: Incarnation, timed: Counted | None, lag: float | None, now: float) -> view.Engine:
+    live = incarnation.ended is None
+    follows = live and incarnation.applied is not None and incarnation.policy_age is not None
+    timed = timed if live else None  # an engine's name goes on to its next incarnation, and so do the steps under it
     return view.Engine(
         engine=incarnation.engine,
         incarnation=incarnation.id,
@@ -145,13 +165,15 @@ def _engine(incarnation: Incarnation, counted: Counted) -> view.Engine:
         missed=incarnation.missed,
         lost=incarnation.lost,
         ended=incarnation.ended,
-        step_p50=counted.step_quantile(0.5),
-        step_p95=counted.step_quantile(0.95),
+        step_p50=None if timed is None else timed.step_quantile(0.5),
+        step_p95=None if timed is None else timed.step_quantile(0.95),
+        policy_age=(incarnation.policy_age or 0.0) + max(0.0, now - incarnation.seen) if follows else None,
+        lag_seconds=lag if live else None,
     )
 
 
 def _domains(
-    subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval], now: float
+    subject: Subject, cells: dict[Cell, Sums], known: dict[Cell, view.Interval], playing: Playing, now: float
 ) -> list[view.Domain]:
     """Every (domain, regime) that was ever served, most served first."""
     served: dict[tuple[str, str], dict[int, Sums]] = defaultdict(dict)
@@ -160,7 +182,7 @@ def _domains(
             loads = served[cell.domain, cell.regime]
             loads[cell.load] = loads.get(cell.load, Sums()).plus(cell)
     curves = _curves(subject)
-    choices = _choices(subject.decision, served, subject.causes, now)
+    choices = _choices(subject, served, playing, now)
     domains = []
     for name, loads in sorted(served.items(), key=lambda item: -sum(s.row_steps for s in item[1].values())):
         recent = {cell: sums for cell, sums in cells.items() if cell[:2] == name}
@@ -208,17 +230,19 @@ def _curves(subject: Subject) -> dict[tuple[str, str], list[view.Curve]]:
 
 
 def _choices(
-    decision: Decision | None, served: dict[tuple[str, str], dict[int, Sums]], causes: Causes, now: float
+    subject: Subject, served: dict[tuple[str, str], dict[int, Sums]], playing: Playing, now: float
 ) -> dict[tuple[str, str], list[view.Choice]]:
-    if decision is None:
+    decision, published = subject.decision, subject.published
+    if decision is None or published is None:
         return {}
     arms: dict[Cell, list[Arm]] = defaultdict(list)
     for arm in decision.arms():
         arms[arm.domain, arm.regime, arm.load].append(arm)
-    reasons = decision.reasons()
+    reasons, in_force = decision.reasons(), published.in_force(served.keys())
     choices: dict[tuple[str, str], list[view.Choice]] = defaultdict(list)
     for (domain, regime, load), row in arms.items():
-        if (domain, regime) not in served:
+        played = in_force.get((domain, regime, load))
+        if played is None:
             continue
         table = [
             view.Arm(
@@ -227,16 +251,29 @@ def _choices(
                 arm.goodput_row,
                 arm.goodput_batch,
                 view.Interval(arm.speedup, arm.speedup_low, arm.speedup_high),
-                arm.probability,
+                min(1.0, played.shares.get((arm.draft, arm.k), 0.0)),
                 min(1.0, arm.best),
                 min(1.0, arm.played),
+                identified(playing.mode, playing.static, arm.draft, arm.k),
             )
             for arm in row
         ]
-        top = table[0]  # `arms` gives the most probable one first
-        steps = served[domain, regime].get(load, Sums()).row_steps
-        reason = causes.tell((domain, regime, load), reasons[domain, regime, load], now)
+        learned = table[0]  # `arms` gives the learner's most probable one first
+        table.sort(key=lambda arm: -arm.probability)
+        draft, k = played.top
         choices[domain, regime].append(
-            view.Choice(load, top.draft, top.k, top.probability, top.speedup, reason, steps, table)
+            view.Choice(
+                load=load,
+                draft=draft,
+                k=k,
+                probability=min(1.0, played.shares[draft, k]),
+                speedup=next((arm.speedup for arm in table if (arm.draft, arm.k) == (draft, k)), None),
+                reason=subject.causes.tell((domain, regime, load), reasons[domain, regime, load], now, playing),
+                row_steps=served[domain, regime].get(load, Sums()).row_steps,
+                arms=table,
+                held=played.held,
+                would_choose=view.Wanted(learned.draft, learned.k, learned.speedup),
+                explored=played.explored,
+            )
         )
     return choices

@@ -1,4 +1,5 @@
-"""What a pool served lately: account cells of the last minute, summed, and what plain decoding would have taken."""
+"""What a pool served lately: account cells of the last minute, summed, what plain decoding and the static choice would
+have taken for the same tokens, and how long each engine's steps took."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ import numpy as np
 from controller.learner.account import Earned, achieved_speedup
 from controller.learner.estimates import Estimates
 from controller.learner.evidence import Delta
+from controller.reported import Sums as Counted
 from controller.view import Interval, PoolTraffic, Traffic
 from engine.link.messages import AccountCell
 
@@ -29,6 +31,15 @@ class Sums(NamedTuple):
         return Sums(self.row_steps + cell.row_steps, self.tokens + cell.tokens, self.row_seconds + cell.row_seconds)
 
 
+class _Lately(NamedTuple):
+    """One difference: its date, whose it is, the steps timed in it, its account."""
+
+    time: float
+    engine: str
+    timed: Counted
+    account: list[AccountCell]
+
+
 class Recent:
     """Accounts by date. The window is short, so it is not saved: after a restart it fills again.
 
@@ -36,50 +47,89 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self._deltas: deque[tuple[float, float, list[AccountCell]]] = deque()
+        self._deltas: deque[_Lately] = deque()
 
     def add(self, delta: Delta) -> None:
         """Take in one difference."""
-        busy = sum(cell.seconds + cell.stall_seconds for cell in delta.cost)
-        self._deltas.append((delta.time, busy, delta.account))
+        timed = Counted()
+        for cell in delta.cost:
+            timed.add(cell)
+        self._deltas.append(_Lately(delta.time, delta.engine, timed, delta.account))
 
     def trim(self, now: float) -> None:
         """Let go of what is older than the window."""
-        self._deltas = deque(row for row in self._deltas if row[0] >= now - WINDOW_SECONDS)
+        self._deltas = deque(row for row in self._deltas if row.time >= now - WINDOW_SECONDS)
 
     def busy_seconds(self) -> float:
         """Seconds of all engines' steps."""
-        return sum(busy for _, busy, _ in self._deltas)
+        return sum(row.timed.seconds for row in self._deltas)
+
+    def timed(self) -> dict[str, Counted]:
+        """Steps by their seconds, by engine's name."""
+        engines: dict[str, Counted] = {}
+        for row in self._deltas:
+            engines.setdefault(row.engine, Counted()).add_steps(row.timed)
+        return engines
 
     def cells(self) -> dict[Cell, Sums]:
         """Sums by domain, regime and load, over all variants: whatever was really served."""
         sums: dict[Cell, Sums] = {}
-        for _, _, cells in self._deltas:
-            for cell in cells:
+        for row in self._deltas:
+            for cell in row.account:
                 name = (cell.domain, cell.regime, cell.load)
                 sums[name] = sums.get(name, Sums()).plus(cell)
         return sums
 
 
 def speedups(cells: dict[Cell, Sums], estimates: Estimates | None) -> dict[Cell, Interval]:
-    """Speedup over plain of every cell at a load whose plain price is known."""
-    if estimates is None:
-        return {}
-    # At a load, decoding plainly would have spent the same share on prompts; the learner's rows tell which.
-    prefill: dict[int, float] = {}
-    for row in estimates.achieved:
-        plain = estimates.plain_seconds[row.load][0]
-        prefill[row.load] = row.speedup - row.tokens * plain / row.row_seconds
-    known = {name: sums for name, sums in cells.items() if name[2] in prefill and sums.row_seconds > 0}
-    if not known:
+    """Speedup over plain of every cell, whatever was played in it, once any step of the pool has been timed."""
+    known = _priced(cells, estimates)
+    if estimates is None or not known:
         return {}
     columns = (np.array(column, dtype=np.float64)[:, None] for column in zip(*known.values(), strict=True))
     prices = np.array([estimates.plain_seconds[load] for *_, load in known])
-    share = np.array([prefill[load] for *_, load in known])[:, None]
+    # At a load, decoding plainly would have spent the same share on prompts.
+    share = np.array([estimates.prefill[load] for *_, load in known])[:, None]
     earned = Earned(*columns)
-    value, low, high = achieved_speedup(earned, prices[:, :1], prices[:, 1:], share, estimates.noise)
+    served: dict[int, float] = {}
+    for (*_, load), sums in known.items():
+        served[load] = served.get(load, 0.0) + sums.row_steps
+    rows = np.array([s.row_steps / served[load] * estimates.rows[load] for (*_, load), s in known.items()])[:, None]
+    deff = np.array([estimates.deff.get((domain, regime), 1.0) for domain, regime, _ in known])[:, None]
+    value, low, high = achieved_speedup(earned, prices[:, :1], prices[:, 1:], share, estimates.noise, rows, deff)
     numbers = zip(value[:, 0].tolist(), low[:, 0].tolist(), high[:, 0].tolist(), strict=True)
     return {name: Interval(*row) for name, row in zip(known, numbers, strict=True)}
+
+
+def _priced(cells: dict[Cell, Sums], estimates: Estimates | None) -> dict[Cell, Sums]:
+    """The cells that ran at a load which the pool has prices for."""
+    if estimates is None or not estimates.costs:
+        return {}
+    return {name: s for name, s in cells.items() if name[2] in estimates.plain_seconds and s.row_seconds > 0}
+
+
+def static_speedup(cells: dict[Cell, Sums], estimates: Estimates | None) -> float | None:
+    """Speedup over plain of the operators' static choice, had every row played it, for the tokens that were served.
+
+    A row of a domain that yields E tokens a step at that choice needs 1 / E steps a token, each at the price of a step
+    of the load in which all rows play it; plainly it needs one plain step a token. Prompts took what they took:
+
+        (sum tokens plain + prompts) / (sum tokens / E static + prompts)
+
+    a ratio of sums over domains and loads, 1 where the static choice is none. None: not all of it is known.
+    """
+    known = _priced(cells, estimates)
+    if estimates is None or not known or len(known) < sum(s.row_seconds > 0 for s in cells.values()):
+        return None
+    plain = static = 0.0
+    for (domain, regime, load), sums in known.items():
+        tokens = estimates.static_tokens.get((domain, regime))
+        if tokens is None:
+            return None
+        prompts = estimates.prefill[load] * sums.row_seconds
+        plain += sums.tokens * estimates.plain_seconds[load][0] + prompts
+        static += sums.tokens / tokens * estimates.static_seconds[load] + prompts
+    return plain / static if static > 0 else None
 
 
 def together(cells: Iterable[tuple[Sums, Interval | None]]) -> Interval | None:
@@ -116,8 +166,10 @@ def traffic(cells: dict[Cell, Sums], known: dict[Cell, Interval]) -> Traffic:
     )
 
 
-def pool_traffic(recent: Recent, cells: dict[Cell, Sums], known: dict[Cell, Interval]) -> PoolTraffic:
-    """All cells as one, with what only the pool has."""
+def pool_traffic(
+    recent: Recent, cells: dict[Cell, Sums], known: dict[Cell, Interval], static: float | None
+) -> PoolTraffic:
+    """All cells as one, with what only the pool has. `static`: see `static_speedup`."""
     whole, busy = traffic(cells, known), recent.busy_seconds()
     return PoolTraffic(
         whole.window_seconds,
@@ -130,4 +182,5 @@ def pool_traffic(recent: Recent, cells: dict[Cell, Sums], known: dict[Cell, Inte
         busy_seconds=busy,
         tokens_per_busy_second=whole.tokens / busy if busy else None,
         mean_rows=whole.row_seconds / busy if busy else None,
+        static=static,
     )

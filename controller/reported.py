@@ -73,6 +73,11 @@ class Sums:
                 for bucket, count in cell.hist.items():
                     self.steps[_bound(int(bucket))] += count
 
+    def add_steps(self, other: "Sums") -> None:
+        """Add the steps of another sum, and their seconds."""
+        self.steps = [x + y for x, y in zip(self.steps, other.steps, strict=True)]
+        self.seconds += other.seconds
+
     def rows_by_k(self) -> list[int] | None:
         """Row-steps by the K that was asked for, K = 0 to `MAX_K`; None where an engine does not tell what it drafted.
 

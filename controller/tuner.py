@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from controller.causes import Causes, Event, basis_of
+from controller.causes import Causes, Event, Playing, basis_of
 from controller.causes import State as CausesState
 from controller.learner.config import LearnerConfig, PoolSpec
 from controller.learner.decision import Decision
@@ -18,8 +18,9 @@ from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
 from controller.learner.whatif import Imagined
 from controller.ledger import Ledger
-from controller.offer import offer_of
+from controller.offer import offer_of, present_load
 from controller.portrait import Arms, Subject, portray
+from controller.published import Arm, Cell, Published
 from controller.recent import Recent
 from controller.settings import ControllerSettings
 from controller.steering import Orders, Pin, by_context, fixed, pinned
@@ -162,6 +163,8 @@ class Tuner:
         self._spec: PoolSpec | None = None
         self._learner: Learner | None = None
         self._decision: Decision | None = None
+        self._published: Published | None = None  # the policy made of it
+        self._lags: dict[str, float] = {}  # by incarnation: from its newest frame's arrival to its use
         self._arms: Arms = {}  # the most probable arm of every served cell
         self._recent = Recent()
         self._records: deque[DecisionRecord] = deque(maxlen=HISTORY)  # newest first
@@ -253,10 +256,24 @@ class Tuner:
                     self.causes.happened(Event(now, f"{what} was learned anew by order", reset.domain, reset.draft))
 
     def imagine(self, now: float, load: int, mix: Mapping[str, float] | None) -> Imagined:
-        """What arms would bring (`Learner.imagine`). Raises ValueError, also while no engine has described a draft."""
+        """What arms would bring (`Learner.imagine`), `in_force` being the one that most requests play there now. Raises
+        ValueError, also while no engine has described a draft."""
         if self._learner is None or not self._learner.spec.drafts:
             raise ValueError("the pool has no draft yet: no engine has described one")
-        return self._learner.imagine(now, load, mix)
+        made = self._learner.imagine(now, load, mix)
+        top = self._in_force(made.load)
+        arms = [
+            arm._replace(in_force=top.get((arm.domain, arm.regime, made.load)) == (arm.draft, arm.k))
+            for arm in made.arms
+        ]
+        return made._replace(arms=arms)
+
+    def _in_force(self, load: int) -> dict[Cell, Arm]:
+        """What most requests are given by the policy as published, in every cell of a load bucket."""
+        if self._published is None or self._learner is None:
+            return {}
+        found = self._published.in_force(set(self._learner.contexts.names), load)
+        return {cell: one.top for cell, one in found.items()}
 
     @property
     def ready(self) -> bool:
@@ -302,6 +319,7 @@ class Tuner:
         if taken.verdict != "learned":
             return None
         self._last_frame = arrived
+        self._lags[frame.incarnation] = now - arrived
         account = () if taken.delta is None else taken.delta.account
         self.switchback.take(frame.incarnation, frame.applied, frame.time, frame.steps, account)
         if frame.applied is not None and frame.applied[0] <= now * 1000 + DAY_MS:
@@ -340,6 +358,7 @@ class Tuner:
         """A policy with this version from everything learned so far, and the checkpoint that belongs to it."""
         self.ledger.sweep(now)
         self._recent.trim(now)
+        self._lags = {one.id: self._lags[one.id] for one in self.ledger.live() if one.id in self._lags}
         if self._last_frame is not None:
             told = self.switchback.settle(self._last_frame, [incarnation.id for incarnation in self.ledger.live()])
             self._notes += [] if told is None else [told]
@@ -399,7 +418,7 @@ class Tuner:
         ordered = by_context(pins, drafts) if choice is None else self._learner.contexts.names
         decision = self._decision = self._learner.decide(now, self._rng, ordered=ordered)
         self._decisions += 1
-        self._note_switches(decision, now)
+        self._note_switches(decision, now, Playing(self.mode, self._spec.static, self.orders.share))
         words = {context: _pinned_to(pin) for context, pin in by_context(pins, drafts).items()}
         self.causes.steered(self.mode, words, now)
         policy = Policy(
@@ -416,9 +435,11 @@ class Tuner:
             probe=decision.probe if choice is None else ProbePlan(),
             window=self._learner.config.window,
         )
+        limits = {draft.name: draft.max_k for draft in self._spec.drafts}
+        self._published = Published(policy, limits, frozenset(by_context(pins, drafts)), choice is not None)
         return encode(policy)
 
-    def _note_switches(self, decision: Decision, now: float) -> None:
+    def _note_switches(self, decision: Decision, now: float, playing: Playing) -> None:
         """Compare the most probable arms of the cells that are served with those of the last decision."""
         served = {(c.domain, c.regime, c.load) for c in self.ledger.totals.values() if isinstance(c, AccountCell)}
         names, ks = tuple(draft.name for draft in decision.spec.drafts), decision.spec.ks
@@ -439,7 +460,7 @@ class Tuner:
                 self._arms[cell] = after
                 reasons = reasons or decision.reasons()
                 probability = float(table.probability[c, top])
-                told = self.causes.tell(cell, reasons[cell], now)
+                told = self.causes.tell(cell, reasons[cell], now, playing)
                 self._switches.append(Switch(*cell, before, after, probability, told))
                 self._switched += before is not None
 
@@ -448,7 +469,9 @@ class Tuner:
         if estimates is None or self._decision is None or self._last_frame is None:
             return None, 0.0
         live = sum(engine.ended is None for engine in view.engines)
-        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, view.traffic.mean_rows, live, now)
+        mean_rows = view.traffic.mean_rows
+        top = self._in_force(self._decision.spec.loads[present_load(self._decision.spec, mean_rows)])
+        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, top, mean_rows, live, now)
         lasts = max(OFFER_SECONDS, 3 * self.settings.decide_seconds)
         return encode(offer), self._last_frame + lasts - now if live else 0.0
 
@@ -478,6 +501,8 @@ class Tuner:
             measured=self.switchback.measured(now),
             gains=self.switchback.gains(),
             causes=self.causes,
+            published=self._published,
+            lags=self._lags,
             gate=None if self._learner is None else self._learner.gate,
         )
         return portray(subject, version, policy, now, now + self.settings.policy_seconds)

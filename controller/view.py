@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from controller.published import Held
 from controller.reported import Reported, Sums
 
 Probability = Annotated[float, Field(ge=0, le=1, examples=[0.83])]
@@ -13,6 +14,10 @@ PolicyVersion = Annotated[tuple[int, int], Field(description="(epoch, n), ordere
 DomainName = Annotated[str, Field(examples=["code"])]
 RegimeName = Annotated[str, Field(description="`greedy` or `sampled`", examples=["greedy"])]
 DraftName = Annotated[str, Field(description="`none`: no speculation", examples=["ngram"])]
+HeldBy = Annotated[
+    Held | None,
+    Field(description="why the arm in force is not the learned one: a pin, the mode, a measurement; null: it is"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,18 @@ class Engine:
     missed: Annotated[int, Field(description="frames that never arrived; later ones brought their counts")]
     lost: Annotated[int, Field(description="steps the engine could not record")]
     ended: UnixSeconds | None
-    step_p50: Annotated[float | None, Field(description="seconds that half of its steps took at most")] = None
-    step_p95: Annotated[float | None, Field(description="seconds that 95% of its steps took at most")] = None
+    step_p50: Annotated[
+        float | None, Field(description="seconds that half of its steps of the last minute took at most")
+    ] = None
+    step_p95: Annotated[
+        float | None, Field(description="seconds that 95% of its steps of the last minute took at most")
+    ] = None
+    policy_age: Annotated[
+        float | None, Field(description="seconds since the policy that it follows was issued; null: it follows none")
+    ] = None
+    lag_seconds: Annotated[
+        float | None, Field(description="from its newest frame's arrival in Redis to being learned from")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,12 @@ class PoolTraffic(Traffic):
     busy_seconds: Annotated[float, Field(description="seconds of all engines' steps")]
     tokens_per_busy_second: float | None
     mean_rows: Annotated[float | None, Field(description="decode rows of a step, weighed by time")]
+    static: Annotated[
+        float | None,
+        Field(
+            description="speedup over plain that the operators' static choice is estimated to bring for these tokens"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +159,9 @@ class Curve:
 class Arm:
     """One (draft, K) at one load. `goodput`: tokens a second of one row, `batch_goodput`: of the whole batch.
 
-    `probability`: of being played; `best`: of being the best arm; `played`: share of row-steps so far.
+    `probability`: share of requests that are given it under the policy as published; `best`: probability of being the
+    best arm; `played`: share of the row-steps that followed the policy so far. `identified`: whether what is played in
+    the pool's mode shows its acceptance; where false, `speedup` is prior, or what was known before that mode.
     """
 
     draft: DraftName
@@ -149,17 +172,27 @@ class Arm:
     probability: Probability
     best: Probability
     played: Probability
+    identified: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arm that the learner would choose."""
+
+    draft: DraftName
+    k: int
+    speedup: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The answer for one load bucket: the most probable arm, why, and all arms, most probable first."""
+    """The answer for one load bucket: the arm in force, why, and all arms, those played most first."""
 
     load: Annotated[int, Field(description="lower bound of the decode batch sizes it is for", examples=[4])]
     draft: DraftName
-    k: Annotated[int, Field(examples=[4])]
-    probability: Probability
-    speedup: Interval
+    k: Annotated[int, Field(description="of the arm that most requests are given", examples=[4])]
+    probability: Annotated[Probability, Field(description="share of requests that are given it")]
+    speedup: Annotated[Interval | None, Field(description="null: a static K that the pool has not prepared")]
     reason: Annotated[
         str,
         Field(
@@ -171,6 +204,13 @@ class Choice:
     ]
     row_steps: Annotated[int, Field(description="served at this load over the pool's life")]
     arms: list[Arm]
+    held: HeldBy = None
+    would_choose: Annotated[Wanted | None, Field(description="what the learner would choose, also where it rules")] = (
+        None
+    )
+    explored: Annotated[
+        Probability, Field(description="share of requests given another arm than the policy's most probable one")
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +307,7 @@ class PoolView:
     """A pool as of `time`, when its last commit was written. `disagreement`: which engines are unlike, and how.
 
     `counts`: sums of the pool's whole life by (domain, regime); `reported`: of live engines, as far as metrics go.
+    `note`: what the mode cannot tell, or None.
     """
 
     pool: str
@@ -293,3 +334,4 @@ class PoolView:
     gate: Gate | None = None
     counts: dict[tuple[str, str], Sums] = field(default_factory=dict)
     reported: list[Reported] = field(default_factory=list)
+    note: str | None = None

@@ -14,6 +14,8 @@ from controller.view import UnixSeconds
 
 router = APIRouter(prefix="/v1/pools/{pool}/audit", tags=["steer"])
 
+LONGEST = 2000  # characters of a reason
+
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
@@ -23,7 +25,10 @@ class AuditEntry:
     time: UnixSeconds
     who: Annotated[str, Field(examples=["ops"])]
     what: Annotated[str, Field(examples=["pin chat to ngram at K = 3"])]
-    why: Annotated[str, Field(examples=["load test"])]
+    why: Annotated[
+        str,
+        Field(description="an operator's words; of what was learned the reason of each change", examples=["load test"]),
+    ]
 
 
 def _entry(id_: str, data: bytes) -> AuditEntry | None:
@@ -37,9 +42,19 @@ def _entry(id_: str, data: bytes) -> AuditEntry | None:
         f"{s.after[0]} K = {s.after[1]}"
         for s in entry.switches
     ]
-    return AuditEntry(
-        id_, entry.time, "controller", "; ".join([*([entry.note] if entry.note else []), *moved]), "learned"
-    )
+    several = len(entry.switches) > 1
+    reasons = [f"{s.domain} at load {s.load}: {s.reason}" if several else s.reason for s in entry.switches]
+    what = "; ".join([*([entry.note] if entry.note else []), *moved])
+    return AuditEntry(id_, entry.time, "controller", what, short("; ".join(reasons)) or "noticed")
+
+
+def short(text: str) -> str:
+    """The text, or as much of it as an entry may hold.
+
+    >>> short("why"), len(short("why" * 1000)), short("why" * 1000)[-3:]
+    ('why', 2000, 'yw…')
+    """
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 @router.get("", responses=documented(404, 422, 503))

@@ -8,20 +8,33 @@ from pydantic import Field
 
 from controller.api.access import ViewOf
 from controller.api.problems import ProblemError, documented
-from controller.view import Domain, DomainName, DraftName, Interval, Probability, RegimeName, Traffic
+from controller.view import (
+    Domain,
+    DomainName,
+    DraftName,
+    HeldBy,
+    Interval,
+    Probability,
+    RegimeName,
+    Traffic,
+    Wanted,
+)
 
 router = APIRouter(prefix="/v1/pools/{pool}/domains", tags=["domains"])
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """The choice at one load bucket."""
+    """The arm in force at one load bucket: the one that most requests are given. `held`: what for, where it is not the
+    learned one, which is `would_choose`."""
 
     load: int
     draft: DraftName
     k: int
     probability: Probability
-    speedup: Interval
+    speedup: Interval | None
+    held: HeldBy = None
+    would_choose: Wanted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,9 @@ async def list_domains(view: ViewOf) -> list[DomainSummary]:
     """Every domain and regime: what it was served, and the choice at each load."""
     summaries = []
     for d in view.domains:
-        choices = [LoadChoice(c.load, c.draft, c.k, c.probability, c.speedup) for c in d.choices]
+        choices = [
+            LoadChoice(c.load, c.draft, c.k, c.probability, c.speedup, c.held, c.would_choose) for c in d.choices
+        ]
         now = next((choice for choice in choices if choice.load == d.main_load), None)
         summaries.append(DomainSummary(d.domain, d.regime, d.tokens, d.row_steps, d.recent, now, choices, d.measured))
     return summaries

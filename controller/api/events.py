@@ -23,7 +23,8 @@ _summary = TypeAdapter(PoolSummary)
 
 @dataclass(frozen=True, slots=True)
 class PlayedThen:
-    """A domain's choice at the load most of it was served at, and what came of it."""
+    """A domain's arm in force at the load most of it was served at, and what came of it. `acceptance`: posterior means
+    at the draft's first positions; unlike `accepted_per_step` it does not move with K."""
 
     domain: DomainName
     regime: RegimeName
@@ -31,6 +32,8 @@ class PlayedThen:
     k: int
     tokens_per_second: float | None
     accepted_per_step: float | None
+    load: int | None
+    acceptance: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ def moment(one: Sample) -> Moment:
     plain = one.goodput / speedup.value if one.goodput is not None and speedup is not None else None
     static = plain * one.static if plain is not None and one.static is not None else None
     domains = [
-        PlayedThen(d.domain, d.regime, d.draft, d.k, d.tokens_per_second, d.accepted_per_step) for d in one.domains
+        PlayedThen(
+            d.domain, d.regime, d.draft, d.k, d.tokens_per_second, d.accepted_per_step, d.load, list(d.acceptance)
+        )
+        for d in one.domains
     ]
     return Moment(one.time, one.goodput, speedup, plain, static, one.rows, one.running, one.waiting, domains)
 
@@ -68,7 +74,7 @@ async def read_history(
     points: Annotated[int, Query(ge=1, le=1000)] = 300,
 ) -> list[Moment]:
     """How it went, oldest first: goodput, what plain decoding and the static choice are estimated to have given, load,
-    K by domain; a day is kept, its last quarter of an hour densely."""
+    draft, K and acceptance by domain; a day is kept, its last quarter of an hour densely."""
     end = time.time() if until is None else until
     return [moment(one) for one in loop.history.between(end - HOUR if since is None else since, end, points)]
 

@@ -38,7 +38,8 @@ class PoolSummary:
 
     `problem`: why the pool is not served right now, or which of its engines are not like the first, and how.
     `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read. `explored`:
-    share of the last minute's row-steps that the policy gives to other arms than each domain's most probable one.
+    share of the last minute's row-steps for which requests were given another arm than their domain's most probable
+    one, to learn about it: 0 under a pin and where all play the static choice. `note`: what the mode cannot tell.
     """
 
     pool: str
@@ -65,17 +66,18 @@ class PoolSummary:
     switches: int | None = None
     changes: int | None = None
     measured_gain: Measured | None = None
+    note: str | None = None
 
 
 def explored(domains: Iterable[Domain]) -> float | None:
-    """Share of recent row-steps given to other arms than the most probable one of their domain, at the load most of it
-    is served at; null where nothing was served lately or decided yet."""
+    """Share of recent row-steps that explored by the policy as published, at the load most of each domain is served
+    at; null where nothing was served lately or decided yet."""
     steps = share = 0.0
     for domain in domains:
         for choice in domain.choices:
             if choice.load == domain.main_load:
                 steps += domain.recent.row_steps
-                share += domain.recent.row_steps * (1.0 - choice.probability)
+                share += domain.recent.row_steps * choice.explored
     return share / steps if steps else None
 
 
@@ -110,6 +112,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         switches=view.switches,
         changes=view.changes,
         measured_gain=view.measured,
+        note=view.note,
     )
 
 

@@ -39,7 +39,8 @@ class Question(Body):
 @dataclass(frozen=True, slots=True)
 class ExpectedArm:
     """One arm of one domain, the others playing what is best jointly. `goodput`: of the whole batch, tokens a second;
-    `loss`: share of it given up against the domain's best arm; `chosen`: what policies play there now."""
+    `loss`: share of it given up against the domain's best arm; `chosen`: what most requests play there now;
+    `would_choose`: what the learner would have them play, without pin, mode or measurement."""
 
     domain: DomainName
     regime: RegimeName
@@ -49,6 +50,7 @@ class ExpectedArm:
     speedup: Interval
     loss: Interval
     chosen: bool
+    would_choose: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Answer:
 
 def _arm(arm: Expected) -> ExpectedArm:
     speedup, loss = Interval(*arm.speedup), Interval(*arm.loss)
-    return ExpectedArm(arm.domain, arm.regime, arm.draft, arm.k, arm.goodput, speedup, loss, arm.chosen)
+    return ExpectedArm(arm.domain, arm.regime, arm.draft, arm.k, arm.goodput, speedup, loss, arm.in_force, arm.chosen)
 
 
 @router.post("", responses=documented(400, 404, 413, 422, 503))

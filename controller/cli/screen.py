@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from controller.api.domains import DomainSummary
+from controller.api.domains import DomainSummary, LoadChoice
 from controller.view import Domain, Engine, Interval, Measured
 
 if TYPE_CHECKING:
@@ -57,6 +57,19 @@ def number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
 
 
+def seconds(value: float | None, digits: int = 1) -> str:
+    """Seconds, or a dash.
+
+    >>> seconds(0.25), seconds(3.0, 0), seconds(None)
+    ('0.2 s', '3 s', '-')
+    """
+    return "-" if value is None else f"{value:.{digits}f} s"
+
+
+def _ms(value: float | None) -> float | None:
+    return None if value is None else 1000.0 * value
+
+
 def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> RenderableType:
     """One pool as it was seen: whether speculation pays, what is wrong, what is chosen for each domain at the load it
     is served at, its engines. `now`: Unix seconds; `lost`: why nothing newer comes."""
@@ -75,6 +88,8 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
         f"decided {now - summary.time:.0f} s ago, "
         f"frames {summary.frames.lag_seconds:.1f} s behind, {summary.running} running, {summary.waiting} waiting"
     )]  # fmt: skip
+    if summary.note is not None:
+        lines.append(Text(summary.note, "yellow"))
     if summary.measured_gain is not None:
         lines.append(Text(measured_line(summary.measured_gain)))
     last = summary.last_frame
@@ -106,6 +121,20 @@ def _table(*columns: str, **more: Any) -> Table:
     return table
 
 
+def played(choice: LoadChoice) -> str:
+    """The draft in force, with what holds it and what would be chosen where that is another arm.
+
+    >>> from controller.view import Wanted
+    >>> played(LoadChoice(1, "none", 0, 1.0, None, "pin", Wanted("ngram", 4, Interval(1.5, 1.4, 1.6))))
+    'none (pin; would choose ngram K = 4)'
+    """
+    wanted = choice.would_choose
+    if choice.held is None or wanted is None:
+        return choice.draft
+    same = (wanted.draft, wanted.k) == (choice.draft, choice.k)
+    return f"{choice.draft} ({choice.held}{'' if same else f'; would choose {wanted.draft} K = {wanted.k}'})"
+
+
 def _choices(domains: list[DomainSummary]) -> Table:
     table = _table("domain", "regime", "draft", "K", "load", "probability", "speedup", "tokens/s a request",
                    "accepted a step")  # fmt: skip
@@ -114,7 +143,7 @@ def _choices(domains: list[DomainSummary]) -> Table:
         table.add_row(
             one.domain, one.regime,
             *(("-", "-", "-", "-", "-") if choice is None else (
-                choice.draft, str(choice.k), str(choice.load), f"{choice.probability:.0%}", ratio(choice.speedup)
+                played(choice), str(choice.k), str(choice.load), f"{choice.probability:.0%}", ratio(choice.speedup)
             )),
             number(one.recent.tokens_per_second), number(one.recent.accepted_per_step, ".2f"),
         )  # fmt: skip
@@ -122,12 +151,16 @@ def _choices(domains: list[DomainSummary]) -> Table:
 
 
 def _engines(engines: list[Engine], now: float) -> Table:
-    table = _table("engine", "breaker", "policy", "running", "waiting", "steps", "seen")
+    table = _table(
+        "engine", "breaker", "policy", "policy age", "running", "waiting", "steps", "step p50/p95", "lag", "seen"
+    )
     for one in engines[:MOST_ENGINES]:
         table.add_row(
             one.engine, Text(one.breaker, "" if one.breaker == "closed" else "red"),
-            "static" if one.applied is None else str(one.applied[1]), str(one.running), str(one.waiting),
-            f"{one.steps:,}", f"{max(0.0, now - one.last_seen):.0f} s ago",
+            "static" if one.applied is None else str(one.applied[1]), seconds(one.policy_age, 0),
+            str(one.running), str(one.waiting),
+            f"{one.steps:,}", f"{number(_ms(one.step_p50), '.0f')}/{number(_ms(one.step_p95), '.0f')} ms",
+            seconds(one.lag_seconds), f"{max(0.0, now - one.last_seen):.0f} s ago",
         )  # fmt: skip
     if len(engines) > MOST_ENGINES:
         table.add_row(f"and {len(engines) - MOST_ENGINES} more")
@@ -158,6 +191,7 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
         table = _table("draft", "K", "tokens/s of the batch", "speedup", "played with", "best with", "played so far",
                        title=f"arms at load {main.load}")  # fmt: skip
         for arm in main.arms:
-            table.add_row(arm.draft, str(arm.k), f"{arm.batch_goodput:.0f}", ratio(arm.speedup),
+            table.add_row(arm.draft, str(arm.k), f"{arm.batch_goodput:.0f}",
+                          f"{ratio(arm.speedup)}{'' if arm.identified else ' not identified'}",
                           f"{arm.probability:.0%}", f"{arm.best:.0%}", f"{arm.played:.0%}")  # fmt: skip
         yield table

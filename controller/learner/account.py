@@ -23,6 +23,17 @@ class Earned(NamedTuple):
     row_seconds: Array
 
 
+def rows_of(row_steps: Array, rows: Array) -> Array:
+    """Rows of each context in a step that holds it, from row-steps [contexts, loads] and the mean rows of a step
+    [loads]: its share of them, and one at least.
+
+    >>> rows_of(np.array([[600.0], [6.0]]), np.array([10.1])).round(2).tolist()
+    [[10.0], [1.0]]
+    """
+    total = np.maximum(row_steps.sum(axis=0), 1e-9)
+    return np.asarray(np.maximum(row_steps / total * rows, 1.0), dtype=np.float64)
+
+
 class Account:
     """Account cells of all engines of a pool."""
 
@@ -88,23 +99,33 @@ class Account:
 
 
 def achieved_speedup(
-    earned: Earned, plain: Array, plain_sd: Array, prefill: Array, noise: float
+    earned: Earned,
+    plain: Array,
+    plain_sd: Array,
+    prefill: Array,
+    noise: float,
+    rows: float | Array = 1.0,
+    deff: float | Array = 1.0,
 ) -> tuple[Array, Array, Array]:
     """Speedup over plain decoding really achieved, with its 90% interval, [contexts, loads]; NaN where nothing ran.
 
     plain, plain_sd: seconds of a plain decode step and its sd [loads]; prefill: share of a step's seconds spent on
-    prompts [loads] (plain decoding would have spent them, too); noise: relative sd of a step.
+    prompts [loads] (plain decoding would have spent them, too); noise: relative sd of a step; rows: of a context in a
+    step that holds it [loads] or [contexts, loads], 1 or more; deff: design effect of its tokens [contexts, 1].
 
         speedup = tokens * plain / row_seconds + prefill
 
-    Tokens of a step are taken as geometric given their mean t (variance t^2 - t, more than a curve cut at K has).
+    Tokens of a step are taken as geometric given their mean t (variance t^2 - t, more than a curve cut at K has), and
+    row-steps as worth 1 / deff independent ones, since those of one request are alike. Rows of one step share its
+    seconds: the noise of row_steps / rows steps is what averages out.
     """
     ran = earned.row_steps > 0
     steps = np.where(ran, earned.row_steps, 1.0)
     per_step = np.where(ran, earned.tokens / steps, 1.0)
     speedup = per_step * plain * steps / np.where(ran, earned.row_seconds, 1.0)
-    luck = np.maximum(per_step - 1.0, 0.0) / np.maximum(per_step, 1e-9) / steps
-    relative = np.sqrt(luck + noise**2 / steps + (plain_sd / plain) ** 2)
+    luck = np.maximum(per_step - 1.0, 0.0) / np.maximum(per_step, 1e-9) / steps * deff
+    timed = np.maximum(steps / np.maximum(rows, 1.0), 1.0)
+    relative = np.sqrt(luck + noise**2 / timed + (plain_sd / plain) ** 2)
     middle = np.where(ran, speedup + prefill, np.nan)
     half = _Z90 * relative * speedup
     return middle, middle - half, middle + half

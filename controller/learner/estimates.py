@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special
 
 from controller.learner.acceptance import Counts
-from controller.learner.account import Earned, achieved_speedup
+from controller.learner.account import Earned, achieved_speedup, rows_of
 from controller.learner.config import PoolSpec
 from controller.learner.cost import CostPosterior
 from controller.learner.curves import Curves
@@ -63,13 +63,21 @@ class Achieved(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """Everything for the API. `plain_seconds`: price of a plain step by load, (mean, sd)."""
+    """Everything for the API. By load: `plain_seconds` price of a plain step, (mean, sd); `static_seconds` that of a
+    step in which every row plays the operators' static choice; `prefill` share of a step's seconds spent on prompts;
+    `rows` of a step. By context: `static_tokens` of a row's step at that choice; `deff` design effect of its tokens.
+    """
 
     curves: list[CurvePoint]
     costs: list[CostRow]
     achieved: list[Achieved]
     plain_seconds: dict[int, tuple[float, float]]
     noise: float
+    static_seconds: dict[int, float]
+    static_tokens: dict[Context, float]
+    prefill: dict[int, float]
+    rows: dict[int, float]
+    deff: dict[Context, float]
 
 
 def curve_points(curves: Curves, counts: Counts, contexts: list[Context], spec: PoolSpec) -> list[CurvePoint]:
@@ -117,21 +125,72 @@ def cost_rows(groups: list[Sums], posterior: CostPosterior, rng: np.random.Gener
     return rows
 
 
-def plain_prices(posterior: CostPosterior, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Mean and sd of a plain step's seconds, [loads] each."""
+def static_arm(spec: PoolSpec) -> tuple[int, int]:
+    """The operators' static choice as (draft's index, K), K as engines cut it; K = 0: no speculation. A draft that the
+    pool does not know counts as none.
+
+    >>> from engine.link.messages import DraftInfo, StaticChoice
+    >>> static_arm(PoolSpec((DraftInfo("ngram", "ngram", 4),), (2, 4), 1, StaticChoice("ngram", 6)))
+    (0, 4)
+    """
+    for j, draft in enumerate(spec.drafts):
+        if draft.name == spec.static.draft:
+            return j, min(spec.static.k, draft.max_k, spec.positions)
+    return 0, 0
+
+
+def step_prices(posterior: CostPosterior, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Mean and sd of a plain step's seconds, and the mean of those of a step whose rows all play the static choice,
+    [loads] each."""
+    draft, k = static_arm(posterior.spec)
     draws = posterior.sample(rng, 256)
-    plain = np.stack([prices_at(draws, at, (0,)).plain for at in range(len(posterior.spec.loads))])
-    return plain.mean(axis=1), plain.std(axis=1)
+    plain, static = np.empty((2, len(posterior.spec.loads), 256))
+    for at, rows in enumerate(posterior.loads.rows.tolist()):
+        prices = prices_at(draws, at, (0, k) if k else (0,))
+        plain[at] = static[at] = prices.plain
+        if k:
+            drafted = np.full_like(prices.plain, rows * k)
+            static[at] += prices.fixed[1, draft] + drafted * prices.slope[draft] + prices.verify(drafted[None])[0]
+    return plain.mean(axis=1), plain.std(axis=1), static.mean(axis=1)
+
+
+def static_yield(curves: Curves, contexts: list[Context], spec: PoolSpec) -> dict[Context, float]:
+    """Expected tokens of a row's step at the static choice, from the means of acceptance, by context."""
+    draft, k = static_arm(spec)
+    if not k:
+        return dict.fromkeys(contexts, 1.0)
+    alpha, beta = curves.beta()
+    mean = (alpha / (alpha + beta))[:, draft, :k]
+    return dict(zip(contexts, (1.0 + np.cumprod(mean, axis=1).sum(axis=1)).tolist(), strict=True))
+
+
+def design_effects(counts: Counts, contexts: list[Context]) -> dict[Context, float]:
+    """Design effect of a context's tokens: that of its drafts' first positions, weighed by what they were seen."""
+    if not counts.seen.shape[1]:
+        return dict.fromkeys(contexts, 1.0)
+    seen = counts.seen[:, :, 0] + 1e-9
+    return dict(zip(contexts, ((seen * counts.deff[:, :, 0]).sum(1) / seen.sum(1)).tolist(), strict=True))
+
+
+def prefill_shares(posterior: CostPosterior) -> Array:
+    """Share of a step's seconds spent on prompts, [loads]."""
+    loads = posterior.loads
+    laws = posterior.centre().laws[..., 0]
+    return np.asarray(np.clip(laws[:, 2] * loads.prefill / loads.spent, 0.0, 0.95), dtype=np.float64)
 
 
 def achieved_rows(
-    earned: Earned, contexts: list[Context], posterior: CostPosterior, plain: Array, plain_sd: Array
+    earned: Earned,
+    contexts: list[Context],
+    posterior: CostPosterior,
+    plain: Array,
+    plain_sd: Array,
+    prefill: Array,
+    deff: Array,
 ) -> list[Achieved]:
-    """Rows for every context and load that ran."""
-    loads = posterior.loads
-    laws = posterior.centre().laws[..., 0]
-    prefill = np.clip(laws[:, 2] * loads.prefill / loads.spent, 0.0, 0.95)
-    speedup, low, high = achieved_speedup(earned, plain, plain_sd, prefill, posterior.noise)
+    """Rows for every context and load that ran; deff [contexts]."""
+    rows = rows_of(earned.row_steps, posterior.loads.rows)
+    speedup, low, high = achieved_speedup(earned, plain, plain_sd, prefill, posterior.noise, rows, deff[:, None])
     numbers = (speedup, low, high, *earned)
     return [
         Achieved._make((*contexts[c], posterior.spec.loads[at], *(float(array[c, at]) for array in numbers)))

@@ -19,7 +19,16 @@ from controller.learner.decision import (
     policy_cells,
 )
 from controller.learner.discount import Array
-from controller.learner.estimates import Estimates, achieved_rows, cost_rows, curve_points, plain_prices
+from controller.learner.estimates import (
+    Estimates,
+    achieved_rows,
+    cost_rows,
+    curve_points,
+    design_effects,
+    prefill_shares,
+    static_yield,
+    step_prices,
+)
 from controller.learner.evidence import REGIMES, Context, Contexts, Delta
 from controller.learner.gate import Gate, nonadaptive_share
 from controller.learner.outlook import outlook, rows_at
@@ -280,15 +289,22 @@ class Learner:
         rng = np.random.default_rng(0)
         counts, belief = self._curves(now)
         groups, prices = self._costs(now, remember=False)
-        plain, plain_sd = plain_prices(prices, rng)
-        earned = self.account.earned(now, len(self.contexts), ("adaptive", "probe"))
-        by_load = {load: (float(plain[at]), float(plain_sd[at])) for at, load in enumerate(self.spec.loads)}
+        names, loads = self.contexts.names, self.spec.loads
+        plain, plain_sd, static = step_prices(prices, rng)
+        prefill, deff = prefill_shares(prices), design_effects(counts, names)
+        earned = self.account.earned(now, len(names), ("adaptive", "probe"))
+        apart = np.array([deff[name] for name in names])
         return Estimates(
-            curve_points(belief, counts, self.contexts.names, self.spec),
+            curve_points(belief, counts, names, self.spec),
             cost_rows(groups, prices, rng),
-            achieved_rows(earned, self.contexts.names, prices, plain, plain_sd),
-            by_load,
+            achieved_rows(earned, names, prices, plain, plain_sd, prefill, apart),
+            dict(zip(loads, zip(plain.tolist(), plain_sd.tolist(), strict=True), strict=True)),
             prices.noise,
+            dict(zip(loads, static.tolist(), strict=True)),
+            static_yield(belief, names, self.spec),
+            dict(zip(loads, prefill.tolist(), strict=True)),
+            dict(zip(loads, prices.loads.rows.tolist(), strict=True)),
+            deff,
         )
 
     def imagine(self, now: float, load: int, mix: Mapping[str, float] | None = None) -> Imagined:

@@ -18,7 +18,8 @@ _Z90 = 1.6449
 class Expected(NamedTuple):
     """One arm of one context, the other contexts playing what is best jointly. Goodput of the batch, tokens/s; a row's
     speedup over plain with its 90% interval; `loss`: share of the batch's goodput given up against the context's best
-    arm, with its 90% interval over draws (negative: it may well be better); `chosen`: what policies play now."""
+    arm, with its 90% interval over draws (negative: it may well be better); `chosen`: what the learner would have
+    played; `in_force`: what is, which only who publishes policies knows."""
 
     domain: str
     regime: str
@@ -28,6 +29,7 @@ class Expected(NamedTuple):
     speedup: tuple[float, float, float]
     loss: tuple[float, float, float]
     chosen: bool
+    in_force: bool = False
 
 
 class Imagined(NamedTuple):

@@ -46,9 +46,9 @@ class PoolCollector(Collector):
         for name, loop in list(self._supervisor.pools.items()):
             role.add_metric([name], float(loop.role == "leading"))
             problem.add_metric([name], float(loop.complaint is not None))
-            view, tuner = loop.view, loop.tuner
-            if view is not None and tuner is not None:
-                seen.append(Seen(view, sample(view, tuner.static), now))
+            view = loop.view
+            if view is not None:
+                seen.append(Seen(view, sample(view), now))
         yield from (role, problem)
         for families in (_frames, _evidence, _policies, _gates, _traffic, _choices):
             yield from families(seen)
@@ -173,7 +173,7 @@ def _traffic(pools: list[Seen]) -> Iterator[Metric]:
 def _choices(pools: list[Seen]) -> Iterator[Metric]:
     k = GaugeMetricFamily(
         "akc_choice_k",
-        "K chosen at the load that most of the domain is served at, recently",
+        "K of the arm in force at the load that most of the domain is served at, recently",
         labels=["pool", "domain", "regime", "draft"],
     )
     for view, moment, _ in pools:

@@ -150,6 +150,28 @@ def test_pin_and_unpin_with_the_price_told_before(site: Site, watched: Watched) 
     assert watched.errors == []
 
 
+def test_a_pin_and_shadow_show_what_is_played_and_what_would_be_chosen(site: Site, watched: Watched) -> None:
+    page = watched.page
+    with Client(site.url, ADMIN) as client:
+        client.pin("p", "chat", "none", 0)
+        site.report(50)  # shown is the load of the last minute
+        page.goto(f"{site.url}/#/p")
+        row = page.get_by_role("table", name="Domains").get_by_role("row").filter(has_text="chat")
+        expect(row).to_contain_text("no speculation", timeout=SLOW)
+        expect(row).to_contain_text("by pin; would choose K = ")
+        client.unpin("p", "chat")
+        client.set_mode("p", "shadow")
+        expect(page.locator("#identified")).to_contain_text("In mode shadow all play ngram at K = 2", timeout=SLOW)
+        expect(row).to_contain_text("K = 2 on ngram")
+        expect(page.locator(".facts")).to_contain_text("0.0% of steps")
+        picture(page, "shadow")
+        page.goto(f"{site.url}/#/p/chat")
+        deep = page.get_by_role("table", name="Arms").get_by_role("row").filter(has_text="not identified")
+        expect(deep).to_have_count(1, timeout=SLOW)  # K = 4; its acceptance beyond position 2 is not shown
+        client.set_mode("p", "on")
+    assert watched.errors == []
+
+
 def test_a_reader_sees_and_does_not_steer(site: Site, watched: Watched) -> None:
     page = watched.page
     page.goto(f"{site.url}/#/p")

@@ -59,15 +59,19 @@ async def test_a_pool_is_summed_up(api: httpx.AsyncClient, pool: CountingEngine)
 
 
 def test_exploration_is_weighed_by_what_was_served_lately() -> None:
-    """30 row-steps at 0.9, 10 at 0.5 (their other load does not count): (30 * 0.1 + 10 * 0.5) / 40."""
+    """30 row-steps of which 10% explore, 10 with 50% (their other load does not count): (30 * 0.1 + 10 * 0.5) / 40.
 
-    def domain(row_steps: int, main_load: int | None, *probabilities: float) -> Domain:
+    What explores under real policies: test_published."""
+
+    def domain(row_steps: int, main_load: int | None, *shares: float) -> Domain:
         recent = Traffic(60.0, 0, row_steps, 1.0, None, None, None)
-        choices = [Choice(2**i, "ngram", 2, p, Interval(1.0, 1.0, 1.0), "", 0, []) for i, p in enumerate(probabilities)]
+        choices = [
+            Choice(2**i, "ngram", 2, 0.5, Interval(1.0, 1.0, 1.0), "", 0, [], explored=p) for i, p in enumerate(shares)
+        ]
         return Domain("d", "greedy", 0, 0, recent, main_load, [], choices)
 
-    assert explored([domain(30, 1, 0.9), domain(10, 2, 0.7, 0.5)]) == pytest.approx(0.2)
-    assert explored([domain(0, None, 0.9)]) is None
+    assert explored([domain(30, 1, 0.1), domain(10, 2, 0.3, 0.5)]) == pytest.approx(0.2)
+    assert explored([domain(0, None, 0.1)]) is None
 
 
 async def test_the_policy_has_its_version_as_etag_and_is_not_sent_twice(

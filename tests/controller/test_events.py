@@ -89,6 +89,8 @@ async def test_history_is_served_and_outlives_the_controller(server: str, engine
         assert now["goodput"] == summary["traffic"]["tokens_per_busy_second"]
         assert now["plain"] == now["goodput"] / now["speedup"]["value"]
         assert {d["domain"] for d in now["domains"]} == {"code", "chat"}
+        assert {d["load"] for d in now["domains"]} == {1}  # a change of load is no change of choice
+        assert {len(d["acceptance"]) for d in now["domains"] if d["k"]} <= {3}
         assert (await api.get(f"{P}/history", params={"until": 5.0})).json() == []
         assert (await api.get(f"{P}/history", params={"points": 0})).status_code == 422
     async with running(server) as api:

@@ -72,7 +72,9 @@ async def test_a_pin_reaches_the_policy_and_its_end_too(server: str, engine: Cou
             ("local", "unpin code", "enough"),
             ("local", "pin code to ngram at K = 2", "a test"),
         ]
-        assert any(e["who"] == "controller" for e in told)
+        learned = [e["why"] for e in told if e["who"] == "controller" and " at load " in e["what"]]
+        assert learned
+        assert all("plain" in why and " at this load" in why for why in learned)
 
 
 async def test_modes_and_retired_drafts_reach_the_policy(server: str, engine: CountingEngine, until: Until) -> None:

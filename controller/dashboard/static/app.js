@@ -98,7 +98,8 @@ function hero(summary) {
     h("div", { class: `big ${speedup && speedup.high < 1 ? "loses" : ""}`, id: "speedup" }, speedup ? `${speedup.value.toFixed(2)}×` : "–"),
     h("p", { class: "quiet" }, speedup ? `between ${speedup.low.toFixed(2)} and ${speedup.high.toFixed(2)} with probability 0.9` : summary.traffic?.tokens === 0 ? "nothing was served within the last minute" : "not known yet: it needs steps with and without speculation"),
     goodput && h("p", { class: "quiet" }, `${number(goodput, 1)} tokens per second of a step${speedup ? `, where no speculation would give about ${number(goodput / speedup.value, 1)}` : ""}`),
-    summary.measured_gain ? h("p", { class: "quiet", id: "measured" }, measured(summary.measured_gain)) : "");
+    summary.measured_gain ? h("p", { class: "quiet", id: "measured" }, measured(summary.measured_gain)) : "",
+    summary.note ? h("p", { class: "quiet", id: "identified" }, `${summary.note[0].toUpperCase()}${summary.note.slice(1)}.`) : "");
 }
 
 function measured(gain) {
@@ -156,15 +157,15 @@ async function poolPage(pool, signal) {
     const pinned = (d) => orders?.pins.find((p) => p.domain === d.domain && (p.regime === null || p.regime === d.regime));
     domains.replaceChildren(served.length ? table("Domains", [
       ["domain", (d) => h("a", { href: href(pool, d.domain) }, d.domain)], ["regime", (d) => d.regime],
-      ["choice", (d) => [d.now ? (d.now.draft === "none" ? "no speculation" : `K = ${d.now.k} on ${d.now.draft}`) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part))],
+      ["choice", (d) => [d.now ? arm(d.now) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null, instead(d.now)].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part))],
       ["at load", (d) => number(d.now?.load), true], ["speedup expected", (d) => ratio(d.now?.speedup), true], ["tokens/s a request", (d) => number(d.recent.tokens_per_second, 1), true],
       ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
     ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."));
     engines.replaceChildren(known.length ? table("Engines", [
-      ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy applied", (e) => (e.applied ? `${e.applied[1]}` : "none"), true],
+      ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy", (e) => (e.applied ? `${e.applied[1]}${e.policy_age === null ? "" : `, ${number(e.policy_age)} s old`}` : "none"), true],
       ["breaker", (e) => h("span", { class: `tag ${e.breaker === "closed" ? "on" : "bad"}` }, e.breaker)], ["running", (e) => number(e.running), true],
       ["step, median / 95%", (e) => (e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`), true],
-      ["seen", (e) => (e.ended ? "ended" : ago(Math.max(0, Date.now() / 1000 - e.last_seen))), true],
+      ["seen / lag", (e) => (e.ended ? "ended" : `${ago(Math.max(0, Date.now() / 1000 - e.last_seen))} / ${unit(e.lag_seconds, 1, " s")}`), true],
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
     audit.replaceChildren(log.length ? table("Events", [["time", (e) => day(e.time)], ["who", (e) => e.who], ["what", (e) => e.what], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
     charts.goodput(nodes.goodput, moments);
@@ -174,6 +175,9 @@ async function poolPage(pool, signal) {
   await live(pool, signal, refresh);
 }
 
+const arm = (a) => (a.draft === "none" ? "no speculation" : `K = ${a.k} on ${a.draft}`);
+// What would be chosen, where a pin, the mode or a measurement has something else played.
+const instead = (now) => (now?.held && now.would_choose && arm(now) !== arm(now.would_choose) ? h("div", { class: "quiet" }, `by ${now.held}; would choose ${arm(now.would_choose)}`) : null);
 const empty = () => [];
 const QUIET = 5000;  // milliseconds without an event after which ages are drawn anew
 
@@ -259,7 +263,7 @@ async function domainPage(pool, domain, signal) {
         ["worth independent ones", (c) => number(c.effective_n), true], ["design effect", (c) => number(c.spread.design_effect, 1), true],
       ], one.curves) : h("p", { class: "quiet" }, "Nothing has been drafted yet."));
       part.arms.replaceChildren(choice ? table("Arms", [
-        ["draft", (a) => a.draft], ["K", (a) => a.k, true], ["tokens/s of the batch", (a) => number(a.batch_goodput), true], ["speedup", (a) => ratio(a.speedup), true],
+        ["draft", (a) => a.draft], ["K", (a) => a.k, true], ["tokens/s of the batch", (a) => number(a.batch_goodput), true], ["speedup", (a) => `${ratio(a.speedup)}${a.identified ? "" : " not identified"}`, true],
         ["best with probability", (a) => percent(a.best), true], ["played with", (a) => percent(a.probability), true], ["played so far", (a) => percent(a.played), true],
       ], choice.arms, (a) => (a.draft === choice.draft && a.k === choice.k ? "chosen" : null)) : "");
     }

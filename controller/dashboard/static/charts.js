@@ -51,7 +51,8 @@ export function choices(node, moments) {
   const colours = palette();
   draw(node, names.map((name, i) => {
     const of = moments.map((m) => m.domains.find((d) => `${d.domain}, ${d.regime}` === name));
-    const moved = of.map((d, n) => Boolean(d && of[n - 1] && (d.k !== of[n - 1].k || d.draft !== of[n - 1].draft)));
+    // At another load another choice is due: only at the same one has it changed.
+    const moved = of.map((d, n) => Boolean(d && of[n - 1] && d.load === of[n - 1].load && (d.k !== of[n - 1].k || d.draft !== of[n - 1].draft)));
     return {
       x: time(moments), y: of.map((d) => d?.k ?? null), name, mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
       marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => d?.draft ?? ""), hovertemplate: "K = %{y} on %{text}",
