@@ -20,24 +20,41 @@ Cell = tuple[str, str, int]  # domain, regime, load
 
 
 class Sums(NamedTuple):
-    """Row-steps, tokens and row-seconds."""
+    """Row-steps, tokens and row-seconds; `slowness`: how many of these are due to an engine slower than usual (negative
+    where it was faster), as the learner takes it."""
 
     row_steps: int = 0
     tokens: int = 0
     row_seconds: float = 0.0
+    slowness: float = 0.0
 
-    def plus(self, cell: AccountCell) -> "Sums":
-        """These and one cell's."""
-        return Sums(self.row_steps + cell.row_steps, self.tokens + cell.tokens, self.row_seconds + cell.row_seconds)
+    @property
+    def usual_seconds(self) -> float:
+        """Row-seconds of an engine of the usual speed, to be held against prices."""
+        return self.row_seconds - self.slowness
+
+    def plus(self, cell: AccountCell, slow: float = 1.0) -> "Sums":
+        """These and one cell's, of an engine that took `slow` times the usual seconds.
+
+        >>> Sums(1, 2, 1.0).plus(AccountCell("code", "greedy", 1, "static", 1, 2, 3.0), 1.5).usual_seconds
+        3.0
+        """
+        return Sums(
+            self.row_steps + cell.row_steps,
+            self.tokens + cell.tokens,
+            self.row_seconds + cell.row_seconds,
+            self.slowness + cell.row_seconds * (1.0 - 1.0 / slow),
+        )
 
 
 class _Lately(NamedTuple):
-    """One difference: its date, whose it is, the steps timed in it, its account."""
+    """One difference: its date, whose it is, the steps timed in it, its account, its engine's speed."""
 
     time: float
     engine: str
     timed: Counted
     account: list[AccountCell]
+    slow: float
 
 
 class Recent:
@@ -49,12 +66,12 @@ class Recent:
     def __init__(self) -> None:
         self._deltas: deque[_Lately] = deque()
 
-    def add(self, delta: Delta) -> None:
-        """Take in one difference."""
+    def add(self, delta: Delta, slow: float = 1.0) -> None:
+        """Take in one difference of an engine that took `slow` times the usual seconds."""
         timed = Counted()
         for cell in delta.cost:
             timed.add(cell)
-        self._deltas.append(_Lately(delta.time, delta.engine, timed, delta.account))
+        self._deltas.append(_Lately(delta.time, delta.engine, timed, delta.account, slow))
 
     def trim(self, now: float) -> None:
         """Let go of what is older than the window."""
@@ -77,7 +94,7 @@ class Recent:
         for row in self._deltas:
             for cell in row.account:
                 name = (cell.domain, cell.regime, cell.load)
-                sums[name] = sums.get(name, Sums()).plus(cell)
+                sums[name] = sums.get(name, Sums()).plus(cell, row.slow)
         return sums
 
 
@@ -86,7 +103,8 @@ def speedups(cells: dict[Cell, Sums], estimates: Estimates | None) -> dict[Cell,
     known = _priced(cells, estimates)
     if estimates is None or not known:
         return {}
-    columns = (np.array(column, dtype=np.float64)[:, None] for column in zip(*known.values(), strict=True))
+    sums_of = [(s.row_steps, s.tokens, s.usual_seconds) for s in known.values()]
+    columns = (np.array(column, dtype=np.float64)[:, None] for column in zip(*sums_of, strict=True))
     prices = np.array([estimates.plain_seconds[load] for *_, load in known])
     # At a load, decoding plainly would have spent the same share on prompts.
     share = np.array([estimates.prefill[load] for *_, load in known])[:, None]
@@ -126,7 +144,7 @@ def static_speedup(cells: dict[Cell, Sums], estimates: Estimates | None) -> floa
         tokens = estimates.static_tokens.get((domain, regime))
         if tokens is None:
             return None
-        prompts = estimates.prefill[load] * sums.row_seconds
+        prompts = estimates.prefill[load] * sums.usual_seconds
         plain += sums.tokens * estimates.plain_seconds[load][0] + prompts
         static += sums.tokens / tokens * estimates.static_seconds[load] + prompts
     return plain / static if static > 0 else None
@@ -144,9 +162,9 @@ def together(cells: Iterable[tuple[Sums, Interval | None]]) -> Interval | None:
     for sums, speedup in cells:
         if speedup is None:
             return None
-        seconds += sums.row_seconds
+        seconds += sums.usual_seconds
         for i, bound in enumerate((speedup.value, speedup.low, speedup.high)):
-            bounds[i] += bound * sums.row_seconds
+            bounds[i] += bound * sums.usual_seconds
     return Interval(*(round(bound / seconds, 9) for bound in bounds)) if seconds else None
 
 

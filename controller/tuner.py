@@ -328,7 +328,7 @@ class Tuner:
             self._equip(target, arrived)
         if taken.delta is not None and self._learner is not None:
             self._learner.observe(taken.delta)
-            self._recent.add(taken.delta)
+            self._recent.add(taken.delta, self._learner.speed(frame.engine))
         return None
 
     def _equip(self, old_target: str, now: float) -> None:

@@ -109,7 +109,7 @@ class Learner:
         )
         rejected["moments"] += self.acceptance.observe_moments(delta.time, delta.moments, self.contexts)
         rejected["cost"] += self.steps.observe(delta.engine, delta.time, delta.cost)
-        slow = self.steps.speeds.factor(delta.engine)
+        slow = self.speed(delta.engine)
         rejected["account"] += self.account.observe(delta.time, delta.account, self.contexts, slow)
 
     def decide(
@@ -189,6 +189,10 @@ class Learner:
             mix=mix,
             rows=prices.loads.rows,
         )
+
+    def speed(self, engine: str) -> float:
+        """How many times the usual seconds the engine's steps take now."""
+        return self.steps.speeds.factor(engine)
 
     @property
     def drafts(self) -> set[str]:
