@@ -12,6 +12,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from engine.link.transport import trouble
+
 log = logging.getLogger("controller")
 MEDIA_TYPE = "application/problem+json"
 
@@ -31,6 +33,12 @@ class ProblemError(Exception):
     def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status, self.title, self.detail, self.headers = status, title, detail, headers
+
+
+def redis_problem(error: Exception, before: str = "") -> ProblemError:
+    """503: Redis does not answer, or refuses. `before`: a sentence to begin with, as `Nothing was changed: `."""
+    title = f"Redis {trouble(error, 'does not answer')}"
+    return ProblemError(503, title, f"{before}{error}", {"Retry-After": "2"})
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
