@@ -16,6 +16,7 @@ from fastapi import Depends, FastAPI
 from controller.api import (
     audit,
     decisions,
+    document,
     domains,
     engines,
     events,
@@ -76,7 +77,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
         version=_version(),
         lifespan=lifespan,
         responses=problems.documented(422, 500),
-        docs_url=None,  # its page loads scripts from another host; /openapi.json has the same content
+        docs_url=None,  # FastAPI's loads scripts from another host; `pages` has one that does not
         redoc_url=None,
     )
     app.state.settings = settings
@@ -84,6 +85,7 @@ def create_app(settings: ControllerSettings) -> FastAPI:
     app.state.listeners = 0  # of event streams
     app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
     problems.install(app, [*FREE, *ASKING])
+    document.install(app, [*FREE, *ASKING])
     app.add_middleware(limits.BodyLimit, seconds=settings.request_seconds)
     if not tokens.configured:
         app.add_middleware(LocalNames)
