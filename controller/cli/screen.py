@@ -87,10 +87,12 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
         lines.append(Text(summary.problem, "red"))
     if summary.catching_up:
         lines.append(Text("catching up with frames of the past: what you see is old", "yellow"))
+    elif away:
+        pass  # whether its engines run, nobody can tell
     elif summary.stale:
         age = "no frame yet" if last is None else f"the last frame came {now - last:.0f} s ago; do its engines run?"
         lines.append(Text(f"stale: {age}", "yellow"))
-    elif not away and now - seen.taken > STALE_SECONDS:
+    elif now - seen.taken > STALE_SECONDS:
         silent = f"the controller has told nothing new for {now - seen.taken:.0f} s; its frames may still come"
         lines.append(Text(f"stale: {silent}", "yellow"))
     return Group(*lines, _choices(seen.domains), _engines(seen.engines, now))

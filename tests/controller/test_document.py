@@ -40,6 +40,15 @@ def test_every_answer_has_a_whole_example_that_fits_its_schema(document: dict[st
         assert name.endswith("/policy") or not holes(content["example"]), name
 
 
+def test_every_problem_has_an_example_of_its_own_status(document: dict[str, Any]) -> None:
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    problems = [
+        (int(s), r["content"]) for operation in operations for s, r in operation["responses"].items() if s > "4"
+    ]
+    assert {status for status, _ in problems} == {400, 401, 403, 404, 408, 409, 412, 413, 422, 500, 503}
+    assert all(content["application/problem+json"]["example"]["status"] == status for status, content in problems)
+
+
 def holes(value: Any) -> bool:
     """Whether an object or a list in it has nothing in it."""
     if isinstance(value, dict | list):
