@@ -27,14 +27,9 @@ router = APIRouter(prefix="/v1/pools/{pool}", tags=["steer"])
 
 TRIES = 5  # when somebody else steers at the same moment
 
-Why = Annotated[
-    str,
-    Field(
-        max_length=steering.MAX_NOTE,
-        description=f"for the audit log and the controller's log: up to {steering.MAX_NOTE} characters; may be empty",
-        examples=["load test"],
-    ),
-]
+_WHY = f"for the audit log and the controller's log: up to {steering.MAX_NOTE} characters; may be empty"
+Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description=_WHY, examples=["load test"])]
+WhyAsked = Annotated[str, Query(max_length=steering.MAX_NOTE, description=_WHY)]  # where there is no body
 IfMatch = Annotated[str | None, Header(description="the ETag of the orders that were read; 412 when they have changed")]
 _STATUSES = documented(400, 401, 403, 404, 408, 409, 412, 413, 422, 503)
 
@@ -241,7 +236,7 @@ async def unpin(
     domain: str,
     response: Response,
     regime: Annotated[Regime | None, Query()] = None,
-    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    why: WhyAsked = "",
     if_match: IfMatch = None,
 ) -> OrdersView:
     """Let a domain go back to what is learned."""
@@ -289,7 +284,7 @@ async def stop_measuring(
     loop: LoopOf,
     who: AdminOf,
     response: Response,
-    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    why: WhyAsked = "",
     if_match: IfMatch = None,
 ) -> OrdersView:
     """End the measurement; what is complete counts."""
