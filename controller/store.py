@@ -316,6 +316,8 @@ class PoolStore:
     async def audit(self, count: int, before: str | None = None) -> list[tuple[str, bytes]]:
         """The newest `count` acts and changes of policy (of which older than id `before`), newest first: id and JSON
         object. One more where the last two have one id: nothing is missed by going on before the last."""
+        if before is not None and _order(before) == (0, 0):
+            return []  # nothing is older than the first id there can be; the server calls such a range an error
         end = "+" if before is None else f"({before}"
         both = [*await self._newest(self.keys.acts, count, end), *await self._newest(self.keys.audit, count, end)]
         both.sort(key=lambda row: _order(row[0]), reverse=True)

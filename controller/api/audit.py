@@ -51,7 +51,8 @@ async def list_audit(
     before: Annotated[
         str | None,
         Query(
-            pattern=r"^\d{1,19}-\d{1,19}$", description="only entries older than the one with this id: the next page"
+            pattern="^[0-9]{1,19}-[0-9]{1,19}$",
+            description="only entries older than the one with this id: the next page",
         ),
     ] = None,
     who: Annotated[

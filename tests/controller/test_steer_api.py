@@ -423,7 +423,9 @@ async def test_the_audit_log_is_read_page_by_page_and_by_name(
         older = {"who": "local", "limit": 2, "before": acts[1]["id"]}
         assert [entry["why"] for entry in (await api.get(f"{P}/audit", params=older)).json()] == ["2", "1"]
         assert (await api.get(f"{P}/audit", params={"who": "nobody"})).json() == []
-        assert (await api.get(f"{P}/audit", params={"before": "yesterday"})).status_code == 422
+        assert (await api.get(f"{P}/audit", params={"before": "0-0"})).json() == []
+        for wrong in ("yesterday", "٣-٣", "1", f"{'9' * 20}-0"):
+            assert (await api.get(f"{P}/audit", params={"before": wrong})).status_code == 422
 
 
 def after(paged: list[Any]) -> dict[str, Any]:
