@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ from fastapi import Depends, FastAPI
 from controller.api import (
     audit,
     decisions,
+    document,
     domains,
     engines,
     events,
@@ -28,15 +30,20 @@ from controller.api import (
     whatif,
     whoami,
 )
-from controller.api.access import is_loopback, reader
+from controller.api.access import LocalNames, is_loopback, reader
+from controller.connections import timely
 from controller.dashboard import pages, status
 from controller.metrics import registry
 from controller.settings import ControllerSettings
+from controller.store import connect
 from controller.supervisor import Supervisor
 from controller.tokens import Tokens, create
 from engine.link.logs import configure, uvicorn_log
+from engine.link.settings import SettingsError, masked
 
 log = logging.getLogger("controller")
+
+KEEP_ALIVE_SECONDS = 5  # that a connection may be idle between two requests
 
 # What holds no figures needs no token: the page asks for one.
 FREE = (health.router, whoami.router, pages.router)
@@ -70,17 +77,22 @@ def create_app(settings: ControllerSettings) -> FastAPI:
         version=_version(),
         lifespan=lifespan,
         responses=problems.documented(422, 500),
-        docs_url=None,  # its page loads scripts from another host; /openapi.json has the same content
+        docs_url=None,  # FastAPI's loads scripts from another host; `pages` has one that does not
         redoc_url=None,
     )
+    app.state.settings = settings
     app.state.ending = False  # the process is to end: streams that would never end do
+    app.state.listeners = 0  # of event streams
     app.state.tokens, app.state.open_reads = tokens, settings.open_reads or not tokens.configured
     problems.install(app, [*FREE, *ASKING])
-    app.add_middleware(limits.BodyLimit)
+    document.install(app, [*FREE, *ASKING])
+    app.add_middleware(limits.BodyLimit, seconds=settings.request_seconds)
+    if not tokens.configured:
+        app.add_middleware(LocalNames)
     for one in FREE:
         app.include_router(one)
     for one in ASKING:
-        app.include_router(one, dependencies=[Depends(reader)], responses=problems.documented(401))
+        app.include_router(one, dependencies=[Depends(reader)], responses=problems.documented(401, 403))
     return app
 
 
@@ -88,24 +100,27 @@ def _tokens(settings: ControllerSettings) -> Tokens:
     if settings.tokens_file is None:
         return Tokens(None)
     path = Path(settings.tokens_file)
-    if not path.exists():
-        create(path)
+    if not path.exists() and create(path):
         log.warning("%s made with a random token for 'admin'", path)
     return Tokens(path)
 
 
 def run(settings: ControllerSettings) -> None:
-    """Serve until SIGINT or SIGTERM, then write the last checkpoints, release the leases and return."""
+    """Serve until SIGINT or SIGTERM, then write the last checkpoints, release the leases and return.
+
+    Raises `SettingsError` and `TokenError` before it listens.
+    """
     configure(settings.log_level, settings.log_format)
-    host = settings.host
-    if not is_loopback(host) and settings.tokens_file is None:
-        log.warning("no tokens_file: listening on 127.0.0.1 instead of %s, where everybody could steer", host)
-        host = "127.0.0.1"
+    _check(settings)
+    host = _host(settings)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
         host=host,
         port=settings.port,
+        http=timely(settings.request_seconds),
+        limit_concurrency=settings.max_connections + 1,  # uvicorn refuses from this one on
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         log_level=settings.log_level,
         access_log=False,
         timeout_graceful_shutdown=5,
@@ -113,6 +128,34 @@ def run(settings: ControllerSettings) -> None:
         **uvicorn_log(settings.log_format),
     )
     _Server(config, app).run()
+
+
+def _check(settings: ControllerSettings) -> None:
+    """Raises `SettingsError` for an address or a file of authorities that no connection to Redis can be made with."""
+    try:
+        connect(settings.redis_url)
+    except ValueError as error:
+        raise SettingsError(f"redis_url is {masked(settings.redis_url)!r}: {error}") from None
+    if settings.redis_ca_file is not None:
+        try:
+            ssl.create_default_context(cafile=settings.redis_ca_file)
+        except OSError as error:  # an SSLError is one
+            raise SettingsError(
+                f"redis_ca_file is {settings.redis_ca_file!r}: {error}; allowed: a PEM file of certificates"
+            ) from None
+
+
+def _host(settings: ControllerSettings) -> str:
+    """Where to listen: without tokens on loopback, whatever was asked for. The log says so."""
+    if settings.tokens_file is not None:
+        return settings.host
+    asked = "" if is_loopback(settings.host) else f", not on {settings.host!r} as asked for"
+    log.warning(
+        "no tokens are configured: listening on loopback only%s, and everybody on this machine may steer; set "
+        "AKC_TOKENS_FILE to say who may",
+        asked,
+    )
+    return settings.host if is_loopback(settings.host) else "127.0.0.1"
 
 
 class _Server(uvicorn.Server):

@@ -34,6 +34,10 @@ class Backup(msgspec.Struct):
     orders: bytes | None
     made_by: str
 
+    def encode(self) -> bytes:
+        """The file."""
+        return msgspec.msgpack.encode(self)
+
 
 def read(data: bytes) -> Backup:
     """Parse a file. Raises `BackupError` for what is none, or of a version that this one cannot go on from."""
@@ -50,16 +54,17 @@ def read(data: bytes) -> Backup:
     return backup
 
 
-async def dump(client: "Redis", pool: str, made_by: str) -> bytes:
-    """The pool's last commit as a file. Nothing is locked: a controller may lead the pool meanwhile."""
+async def dump(client: "Redis", pool: str, made_by: str) -> Backup:
+    """The pool's last commit. Nothing is locked: a controller may lead the pool meanwhile. Raises `BackupError`."""
     store = PoolStore(client, pool)
     checkpoint = await store.load()
     if checkpoint is None:
         raise BackupError(f"pool {pool!r} has learned nothing yet")
-    tuner.check(checkpoint.state)
-    return msgspec.msgpack.encode(
-        Backup(FORMAT, pool, checkpoint.saved, checkpoint.state, await store.orders(), made_by)
-    )
+    try:
+        tuner.check(checkpoint.state)
+    except ValueError as error:
+        raise BackupError(f"the checkpoint of pool {pool!r} cannot be read by this version: {error}") from error
+    return Backup(FORMAT, pool, checkpoint.saved, checkpoint.state, await store.orders(), made_by)
 
 
 async def load(client: "Redis", data: bytes, pool: str | None = None, *, replace: bool = False) -> str:

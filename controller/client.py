@@ -1,7 +1,7 @@
 """A typed client of the controller's API, for scripts and for the command line.
 
->>> Client("http://127.0.0.1:8080").pool_url("a/b")
-'/v1/pools/a%2Fb'
+>>> Client("http://127.0.0.1:8080").pool_url("qwen-72b.awq")
+'/v1/pools/qwen-72b.awq'
 """
 
 import json
@@ -23,6 +23,8 @@ from controller.view import DecisionRecord, Domain, Engine
 from engine.link.messages import Mode, Policy, Regime, decode_policy
 
 T = TypeVar("T")
+
+QUIET_SECONDS = 45.0  # a stream says something every 15 s, if only a comment: three missed mean that nobody is there
 
 
 class ControllerError(RuntimeError):
@@ -98,9 +100,13 @@ class Client:
         """How it went; bounds: `since`, `until` (Unix seconds), `points`."""
         return self._get(list[Moment], f"{self.pool_url(pool)}/history", **bounds)
 
-    def audit(self, pool: str, limit: int = 100) -> list[AuditEntry]:
-        """Who changed what, newest first."""
-        return self._get(list[AuditEntry], f"{self.pool_url(pool)}/audit", limit=limit)
+    def audit(
+        self, pool: str, limit: int = 100, *, before: str | None = None, who: str | None = None
+    ) -> list[AuditEntry]:
+        """Who changed what, newest first; `before`: only entries older than this id; `who`: only theirs."""
+        bounds = {"limit": limit, "before": before, "who": who}
+        given = {name: value for name, value in bounds.items() if value is not None}
+        return self._get(list[AuditEntry], f"{self.pool_url(pool)}/audit", **given)
 
     def orders(self, pool: str) -> OrdersView:
         """What operators have ordered."""
@@ -166,16 +172,24 @@ class Client:
         load: int,
         mix: Mapping[str, float] | None = None,
         pin: tuple[str, str, int] | None = None,
+        *,
+        regime: Regime | None = None,
     ) -> Answer:
-        """What arms would bring at a load; `pin`: (domain, draft, K), the only arm asked about."""
-        held = None if pin is None else dict(zip(("domain", "draft", "k"), pin, strict=True))
+        """What arms would bring at a load; `pin`: (domain, draft, K), the only arm asked about, in one `regime` or in
+        both. Raises `ValueError` for a regime without a pin."""
+        if regime is not None and pin is None:
+            raise ValueError(f"regime is {regime!r} without a pin; allowed: None, then all regimes are answered")
+        held = None if pin is None else {"domain": pin[0], "draft": pin[1], "k": pin[2], "regime": regime}
         body = {"load": load, "mix": None if mix is None else dict(mix), "pin": held}
         return _read(Answer, self._ask("POST", f"{self.pool_url(pool)}/what-if", json=body))
 
-    def events(self, pool: str, since: str | None = None) -> Iterator[Notice]:
-        """What happens, as it happens, from the event after `since` on; ends when the controller ends."""
+    def events(self, pool: str, since: str | None = None, *, quiet: float | None = None) -> Iterator[Notice]:
+        """What happens, as it happens, from the event after `since` on; ends when the controller ends. Raises
+        `ControllerError` too where not even a keep-alive comment came for `quiet` seconds (None: `QUIET_SECONDS`): ask
+        again, `since` the last event that came."""
+        quiet = QUIET_SECONDS if quiet is None else quiet
         headers = {} if since is None else {"Last-Event-ID": since}
-        timeout = httpx.Timeout(10.0, read=None)
+        timeout = httpx.Timeout(10.0, read=quiet)
         try:
             with self._http.stream("GET", f"{self.pool_url(pool)}/events", headers=headers, timeout=timeout) as answer:
                 if answer.status_code != 200:
@@ -189,10 +203,13 @@ class Client:
                     elif not line and "data" in fields:
                         yield Notice(fields.get("id", ""), fields.get("event", ""), json.loads(fields["data"]))
                         fields = {}
+        except httpx.ReadTimeout:
+            silent = f"nothing came for {quiet:g} s, no keep-alive either"
+            raise ControllerError(0, f"The event stream of {self._http.base_url} is silent", silent) from None
         except httpx.TransportError as error:
             raise self._unreached(error) from None
 
-    def _get(self, kind: type[T], path: str, **params: float) -> T:
+    def _get(self, kind: type[T], path: str, **params: float | str) -> T:
         return _read(kind, self._ask("GET", path, params=params))
 
     def _put(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:

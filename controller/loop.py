@@ -15,6 +15,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from controller.audit import Act
 from controller.feed import Feed
 from controller.history import SPARSE, History, Sample, sample
 from controller.settings import ControllerSettings
@@ -24,6 +25,7 @@ from controller.tuner import Decided, Tuner
 from controller.view import PoolView
 from engine.link.logs import Told
 from engine.link.messages import Version
+from engine.link.transport import trouble
 
 log = logging.getLogger("controller")
 
@@ -70,6 +72,7 @@ class PoolLoop:
         self._clock = clock
         self._stopping = asyncio.Event()
         self._orders: bytes | None = None  # as last read
+        self._obeyed: Orders | None = None  # the same, where they can be read
         self.history = History()
         self.feed = Feed()
         self._questions: deque[Callable[[Tuner], None]] = deque()
@@ -138,7 +141,7 @@ class PoolLoop:
                 self._log.warning("%s", error)
             except UNAVAILABLE as error:
                 failures += 1
-                self.problem = f"Redis does not answer: {error}"
+                self.problem = f"Redis {trouble(error, 'does not answer')}: {error}"
                 if failures == 1:  # once, however long it lasts
                     self._log.warning("pool %s: %s; trying again", self.store.pool, self.problem)
                 await self._pause(min(SLOWEST_RETRY, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
@@ -166,12 +169,12 @@ class PoolLoop:
             tuner = await self._work(Tuner.restore, self.store.pool, self.settings, checkpoint)
             if tuner.unread and checkpoint is not None:
                 await self.store.set_aside(checkpoint.state)
-            tuner.remember(await self.store.audit(tuner.history))
+            tuner.remember(await self.store.changes(tuner.history))
             self.tuner = tuner
             self._committed = checkpoint.version if checkpoint is not None else (0, 0)
         self.tuner.last_id = await self.store.resume_id(self.tuner.last_id)
         await self.store.announce()
-        self._n, self._decided, self._issued, self._orders = 0, 0.0, 0.0, None
+        self._n, self._decided, self._issued, self._orders, self._obeyed = 0, 0.0, 0.0, None, None
         self.history = History(_samples(await self.store.history(SPARSE)))
         self.feed.begin(epoch)
         self._log.info("pool %s: leading with epoch %d, reading after %s", self.store.pool, epoch, self.tuner.last_id)
@@ -190,6 +193,7 @@ class PoolLoop:
             await self._outrank(tuner)
             await self._reply(tuner)
             steered = await self._obey(tuner)
+            await self._unpin()
             if steered or self._due(tuner):
                 await self._publish(tuner)
 
@@ -230,11 +234,30 @@ class PoolLoop:
             orders = Orders() if written is None else msgspec.json.decode(written, type=Orders)
         except msgspec.MsgspecError as error:
             # Somebody else's writing: what was in force stays.
+            self._obeyed = None
             self._log.error("pool %s: orders in %s cannot be read: %s", self.store.pool, self.store.keys.orders, error)
             return False
+        self._obeyed = orders
         await self._work(tuner.steer, orders, self._clock())
         self.feed.put("order", msgspec.json.encode({"revision": orders.revision}))
         return tuner.ready
+
+    async def _unpin(self) -> None:
+        """Take pins whose time has run out from the orders, with an audit entry. They are no longer in force anyway; if
+        somebody steers at this moment, the next look does it."""
+        orders, now = self._obeyed, self._clock()
+        if orders is None or len(orders.standing(now)) == len(orders.pins):
+            return
+        over = [pin for pin in orders.pins if pin not in orders.standing(now)]
+        what = "; ".join(f"{pin.told} ran out" for pin in over)
+        why = "ordered by " + ", ".join(sorted({pin.by for pin in over}))
+        left = msgspec.structs.replace(orders, pins=orders.standing(now), revision=orders.revision + 1)
+        act = Act(now, "controller", what, why, left.revision)
+        self._obeyed = None
+        if await self.store.steer(orders.revision, left.revision, msgspec.json.encode(left), act.encode()):
+            self._log.info("pool %s: %s", self.store.pool, what)
+        else:
+            self._orders = None  # read them anew
 
     def _due(self, tuner: Tuner) -> bool:
         since = time.monotonic() - self._decided

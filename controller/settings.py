@@ -29,6 +29,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     after a third of that. `lease_seconds`: another replica takes over so long after this one died. `tokens_file`:
     who may read and steer (`controller.tokens`; made with a random admin token where it is not there); without one
     only this machine can reach the service, and everybody on it may steer. `open_reads`: reading needs no token.
+    `request_seconds`: a request's head must have arrived so long after it began, and so must its body.
+    `max_connections`, `max_listeners`: open at a time, and event streams among them; further ones get 503.
     `mode`: of pools whose operators have not ordered another; `off`: the operators' static choice, and learning
     goes on. `max_tpot_p95`: bound on the time per output token, seconds; 0: none. `draws`: Thompson draws of a
     decision. `seed`: of those draws; for tests.
@@ -47,6 +49,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     tokens_file: str | None = None
     open_reads: bool = True
+    request_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 10.0
+    max_connections: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 512
+    max_listeners: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 128
     mode: Mode = "on"
     decide_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=600)] = 1.0
     decide_frames: Annotated[int, msgspec.Meta(ge=1)] = 256
@@ -63,4 +68,9 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.policy_seconds < least:
             raise SettingsError(
                 f"policy_seconds is {self.policy_seconds}; allowed: 3 * decide_seconds ({least}) or more"
+            )
+        if self.max_listeners >= self.max_connections:
+            raise SettingsError(
+                f"max_listeners is {self.max_listeners}; allowed: less than max_connections ({self.max_connections}), "
+                "so that listeners leave room for others"
             )

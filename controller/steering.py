@@ -5,6 +5,7 @@ steer at once cannot undo each other unseen. The record lies in Redis beside the
 pool's leader obeys it.
 """
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ MAX_RESETS = 64  # the newest; older ones were carried out long ago
 MAX_NOTE = 500
 MAX_MINUTES = 10_080  # a week
 SHORTEST_WINDOW = 5.0  # seconds
+LAST_TIME = 4e9  # Unix seconds (the year 2096): later ones are told as this
 
 Note = Annotated[str, msgspec.Meta(max_length=MAX_NOTE)]
 
@@ -38,6 +40,19 @@ class Pin(msgspec.Struct, frozen=True):
     note: Note = ""
     by: str = ""
     at: float = 0.0
+
+    @property
+    def told(self) -> str:
+        """In words.
+
+        >>> Pin("chat", "ngram", 3, "greedy", until=0.0).told
+        'pin chat (greedy) to ngram at K = 3 until 1970-01-01 00:00:00Z'
+        """
+        regime = "" if self.regime is None else f" ({self.regime})"
+        until = ""
+        if self.until is not None:
+            until = time.strftime(" until %Y-%m-%d %H:%M:%SZ", time.gmtime(min(self.until, LAST_TIME)))
+        return f"pin {self.domain}{regime} to {self.draft} at K = {self.k}{until}"
 
 
 class Reset(msgspec.Struct, frozen=True):

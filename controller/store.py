@@ -24,7 +24,8 @@ from engine.link.router import readable
 SCHEMA = 1
 START = "0-0"
 DEAD_LETTERS = 1_000
-AUDIT_ENTRIES = 10_000
+AUDIT_ENTRIES = 10_000  # changes of policy
+ACTS = 10_000  # of operators, in a stream of their own: however often the policy changes, these stay
 LARGEST_FRAME = 4 << 20  # bytes; a longer one is not even parsed
 KEPT_OF_A_DEAD_FRAME = 64 << 10
 
@@ -100,7 +101,7 @@ redis.call('HSET', KEYS[2], 'fence', ARGV[2])
 return 1
 """
 
-# KEYS orders, audit; ARGV revision read, new revision, orders, audit entry, audit limit.
+# KEYS orders, acts; ARGV revision read, new revision, orders, entry, limit.
 _STEER = """
 if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'revision', ARGV[2], 'orders', ARGV[3])
@@ -286,12 +287,12 @@ class PoolStore:
         """What operators have ordered, as JSON; None: nothing yet."""
         return cast(bytes | None, await cast(Any, self.client.hget(self.keys.orders, "orders")))
 
-    async def steer(self, read: int, revision: int, orders: bytes, audit: bytes) -> bool:
-        """Write orders with an audit entry, unless somebody has written since revision `read`: then False."""
+    async def steer(self, read: int, revision: int, orders: bytes, act: bytes) -> bool:
+        """Write orders with their audit entry, unless somebody has written since revision `read`: then False."""
         return bool(
             await self._steer(
-                keys=[self.keys.orders, self.keys.audit],
-                args=[str(read), str(revision), orders, audit, AUDIT_ENTRIES],
+                keys=[self.keys.orders, self.keys.acts],
+                args=[str(read), str(revision), orders, act, ACTS],
             )
         )
 
@@ -308,9 +309,22 @@ class PoolStore:
         """The published policy as it lies in Redis."""
         return cast(bytes | None, await self.client.get(self.keys.policy))
 
-    async def audit(self, count: int) -> list[tuple[str, bytes]]:
-        """The newest `count` audit entries, newest first: id and JSON object."""
-        rows = cast(Any, await self.client.xrevrange(self.keys.audit, count=count))
+    async def changes(self, count: int) -> list[tuple[str, bytes]]:
+        """The newest `count` changes of policy, newest first: id and JSON object."""
+        return await self._newest(self.keys.audit, count, "+")
+
+    async def audit(self, count: int, before: str | None = None) -> list[tuple[str, bytes]]:
+        """The newest `count` acts and changes of policy (of which older than id `before`), newest first: id and JSON
+        object. One more where the last two have one id: nothing is missed by going on before the last."""
+        if before is not None and _order(before) == (0, 0):
+            return []  # nothing is older than the first id there can be; the server calls such a range an error
+        end = "+" if before is None else f"({before}"
+        both = [*await self._newest(self.keys.acts, count, end), *await self._newest(self.keys.audit, count, end)]
+        both.sort(key=lambda row: _order(row[0]), reverse=True)
+        return both[: page(both, count)]
+
+    async def _newest(self, stream: str, count: int, end: str) -> list[tuple[str, bytes]]:
+        rows = cast(Any, await self.client.xrevrange(stream, max=end, count=count))
         return [(id_.decode(), fields[b"entry"]) for id_, fields in rows if b"entry" in fields]
 
     async def dead_letters(self, count: int) -> list[DeadLetter]:
@@ -339,6 +353,18 @@ def arrival(id_: str) -> float:
     1700000000.5
     """
     return int(id_.partition("-")[0]) / 1000
+
+
+def page(rows: Sequence[tuple[str, Any]], count: int) -> int:
+    """How many rows make a page of `count` whose end does not part two of one id.
+
+    >>> page([("3-0", "a"), ("2-0", "b"), ("2-0", "c"), ("1-0", "d")], 2)
+    3
+    """
+    end = min(count, len(rows))
+    while 0 < end < len(rows) and rows[end][0] == rows[end - 1][0]:
+        end += 1
+    return end
 
 
 def _order(id_: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from controller.loop import PoolLoop
 from controller.settings import POOL_NAME, ControllerSettings
 from controller.store import UNAVAILABLE, PoolStore, connect, pools
+from engine.link.transport import trouble
 
 log = logging.getLogger("controller")
 
@@ -41,9 +42,10 @@ class Supervisor:
                     log.info("Redis answers again")
                 self._away, self.problem = False, None
             except UNAVAILABLE as error:
+                problem = f"Redis {trouble(error, 'does not answer')}: {error}"
                 if not self._away:  # once, however long it lasts
-                    log.warning("Redis does not answer: %s; trying again", error)
-                self._away, self.problem = True, f"Redis does not answer: {error}"
+                    log.warning("%s; trying again", problem)
+                self._away, self.problem = True, problem
             try:
                 await asyncio.wait_for(self._stopping.wait(), DISCOVERY_SECONDS)
             except TimeoutError:

@@ -17,6 +17,7 @@ log = logging.getLogger("controller")
 
 Role = Literal["read", "admin"]
 LEAST = 16  # characters of a token
+_HEAD = "# NAME ROLE TOKEN; this file is read again when it changes\n"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
@@ -63,30 +64,41 @@ def _lines(text: str, where: str) -> Iterator[Token]:
         yield Token(name, cast(Role, role), secret)
 
 
-def create(path: Path) -> None:
-    """Write a file with one random admin token, readable by its owner only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(
-            f"# NAME ROLE TOKEN; this file is read again when it changes\nadmin admin {secrets.token_urlsafe(32)}\n"
-        )
+def create(path: Path) -> bool:
+    """Write a file with one random admin token, readable by its owner only, unless there is one: then False.
+
+    It appears whole or not at all, so that two controllers that start at once have the same one. Raises `TokenError`.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{_HEAD}admin admin {secrets.token_urlsafe(32)}\n")
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            return False
+        finally:
+            beside.unlink()
+    except OSError as error:
+        raise TokenError(f"tokens_file {str(path)!r} is not there and cannot be made: {error}") from None
+    return True
 
 
 class Tokens:
     """The tokens of a file, or none at all (`path` None). Raises `TokenError` for a file that cannot be used at start;
-    one that becomes so later is logged, and the tokens before it stay in force."""
+    one that becomes so later is logged once, and the tokens before it stay in force."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None  # of the file as it was looked at last, good or not
+        self._missing = False
         self._tokens: list[Token] = []
         if path is not None:
             try:
                 self._read(path)
             except (OSError, UnicodeDecodeError) as error:
                 raise TokenError(f"tokens_file {str(path)!r} cannot be read: {error}") from None
-            if not self._tokens:
-                raise TokenError(f"tokens_file {str(path)!r} holds no token; needed: a line NAME ROLE TOKEN")
 
     @property
     def configured(self) -> bool:
@@ -107,13 +119,22 @@ class Tokens:
             return
         try:
             self._read(self._path)
-        except (OSError, UnicodeDecodeError, TokenError) as error:
+            self._missing = False
+        except (UnicodeDecodeError, TokenError) as error:
             log.error("tokens stay as they were: %s", error)  # noqa: TRY400
+        except OSError as error:  # away, or not readable: looked at again each time, told once
+            if not self._missing:
+                log.error("tokens stay as they were: %s", error)  # noqa: TRY400
+            self._missing, self._stamp = True, None
 
     def _read(self, path: Path) -> None:
         status = path.stat()
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
             return
-        tokens = parse(path.read_text("utf-8"), str(path))
-        self._stamp, self._tokens = stamp, tokens
+        text = path.read_bytes()
+        self._stamp = stamp
+        tokens = parse(text.decode("utf-8"), str(path))
+        if not tokens:
+            raise TokenError(f"tokens_file {str(path)!r} holds no token; needed: a line NAME ROLE TOKEN")
+        self._tokens = tokens

@@ -191,7 +191,8 @@ def run(
 def _settings(redis_url: str, pool: str, interval: float) -> LinkSettings:
     """Settings of the engines' links, from nothing but the arguments: AKC_ variables are those of real engines."""
     try:
-        return load(LinkSettings, env={}, flags={"redis_url": redis_url, "pool": pool, "report_interval": interval})
+        given = {"redis_url": redis_url, "pool": pool, "report_interval": interval}
+        return load(LinkSettings, env={}, flags=given, source="command line")
     except SettingsError as error:
         raise LiveError(str(error).replace("redis_url is", "--live is").replace("pool is", "--pool is")) from None
 

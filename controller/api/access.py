@@ -5,9 +5,11 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from controller.api.problems import ProblemError
+from controller.api.problems import ProblemError, answer
 from controller.loop import PoolLoop
+from controller.settings import ControllerSettings
 from controller.supervisor import Supervisor
 from controller.tokens import Role, Tokens
 from controller.view import PoolView
@@ -26,6 +28,11 @@ def supervisor(request: Request) -> Supervisor:
 SupervisorOf = Annotated[Supervisor, Depends(supervisor)]
 
 
+def settings_of(request: Request) -> ControllerSettings:
+    """The process's settings."""
+    return cast(ControllerSettings, request.app.state.settings)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address or a name that a service listens on.
 
@@ -40,16 +47,45 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def asked_host(scope: Scope) -> str:
+    """The name or address in the request's `Host`, without its port; empty where there is none.
+
+    >>> [asked_host({"headers": [(b"host", host)]}) for host in (b"localhost:8080", b"[::1]:80", b"evil.example", b"")]
+    ['localhost', '[::1]', 'evil.example', '']
+    """
+    host: str = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdecimal() else host
+
+
+class LocalNames:
+    """Answers 403 to requests that call this machine by other than a loopback name or address, but for the probes.
+
+    For a service without tokens, which listens on loopback only: a page from elsewhere whose own name is made to point
+    here (DNS rebinding) is of that name's origin to the browser, and could read and steer.
+    """
+
+    PROBES = ("/healthz", "/readyz")  # an orchestrator may call them by any name, and they hold no figures
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"] in self.PROBES or is_loopback(host := asked_host(scope)):
+            await self._app(scope, receive, send)
+            return
+        what = (
+            f"Host {host!r}; without tokens only loopback is allowed: localhost, 127.0.0.1, [::1]. Others need tokens"
+        )
+        await answer(403, "Not from here", f"{what} (AKC_TOKENS_FILE)")(scope, receive, send)
+
+
 def holder(request: Request, credentials: Credentials, needed: Role) -> str:
     """Who holds the token that was sent, or `local` where none are configured. 401, and 403 for another role."""
     tokens = cast(Tokens, request.app.state.tokens)
     if not tokens.configured:
-        # A page from elsewhere that reaches this machine's loopback by a name of its own must not steer.
-        if needed == "admin" and not is_loopback(request.url.hostname or ""):
-            raise ProblemError(
-                403, "Not from here", f"Host {request.url.hostname!r}: without tokens only loopback addresses may steer"
-            )
-        return LOCAL
+        return LOCAL  # `LocalNames` has seen to where it comes from
     holder = None if credentials is None else tokens.holder(credentials.credentials)
     if holder is None:
         what = "No token was sent" if credentials is None else "The token is not known"

@@ -7,10 +7,12 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from controller.api.access import LoopOf
-from controller.api.problems import ProblemError, documented
+from controller.api.problems import documented, redis_problem
 from controller.audit import Act, decode
-from controller.store import UNAVAILABLE
+from controller.store import UNAVAILABLE, page
 from controller.view import UnixSeconds
+
+SCANNED = 1000  # entries read at a time when those of one name are looked for
 
 router = APIRouter(prefix="/v1/pools/{pool}/audit", tags=["steer"])
 
@@ -58,10 +60,33 @@ def short(text: str) -> str:
 
 
 @router.get("", responses=documented(404, 422, 503))
-async def list_audit(loop: LoopOf, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> list[AuditEntry]:
-    """Who changed what, when and why, the controller's own decisions among them; newest first, from any replica."""
+async def list_audit(
+    loop: LoopOf,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[
+        str | None,
+        Query(
+            pattern="^[0-9]{1,19}-[0-9]{1,19}$",
+            description="only entries older than the one with this id: the next page",
+        ),
+    ] = None,
+    who: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="only this one's, `controller` for its own")
+    ] = None,
+) -> list[AuditEntry]:
+    """Who changed what, when and why, the controller's own decisions among them; newest first, from any replica. The
+    newest 10,000 acts and, apart from them, 10,000 changes of policy are kept. A page may have one entry more than
+    `limit`, where two have the same id."""
+    found: list[tuple[str, AuditEntry]] = []
+    step = limit if who is None else SCANNED
     try:
-        rows = await loop.store.audit(limit)
+        while True:
+            rows = await loop.store.audit(step, before)
+            entries = [(id_, entry) for id_, data in rows if (entry := _entry(id_, data)) is not None]
+            found += [(id_, entry) for id_, entry in entries if who in (None, entry.who)]
+            if len(rows) < step or len(found) >= limit:
+                break
+            before = rows[-1][0]
     except UNAVAILABLE as error:
-        raise ProblemError(503, "Redis does not answer", str(error), {"Retry-After": "2"}) from None
-    return [entry for id_, data in rows if (entry := _entry(id_, data)) is not None]
+        raise redis_problem(error) from None
+    return [entry for _, entry in found[: page(found, limit)]]

@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field, TypeAdapter
 
 from controller.api.access import LoopOf
+from controller.api.limits import listening
 from controller.api.pools import PoolSummary, summary
 from controller.api.problems import documented
 from controller.history import Sample
@@ -79,14 +80,20 @@ async def read_history(
     return [moment(one) for one in loop.history.between(end - HOUR if since is None else since, end, points)]
 
 
-@router.get("/events", response_class=EventSourceResponse, responses=documented(404))
+@router.get(
+    "/events",
+    response_class=EventSourceResponse,
+    responses=documented(404, 503),
+    dependencies=[Depends(listening)],
+)
 async def events(
     request: Request,
     loop: LoopOf,
     last_event_id: Annotated[str | None, Header(description="go on after this event")] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events `state` (the pool's summary, after every decision), `decision` (some cell's most probable arm
-    changed) and `order` (somebody steered); with `Last-Event-ID` from there on."""
+    changed) and `order` (somebody steered); with `Last-Event-ID` from there on. A comment every 15 s where nothing
+    happens. 503 where too many listen."""
     state = request.app.state
     async for event in loop.feed.after(last_event_id, lambda: bool(state.ending)):
         data = event.data or _summary.dump_json(summary(loop))

@@ -12,6 +12,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
+from engine.link.transport import trouble
+
 log = logging.getLogger("controller")
 MEDIA_TYPE = "application/problem+json"
 
@@ -33,15 +35,37 @@ class ProblemError(Exception):
         self.status, self.title, self.detail, self.headers = status, title, detail, headers
 
 
+def redis_problem(error: Exception, before: str = "") -> ProblemError:
+    """503: Redis does not answer, or refuses. `before`: a sentence to begin with, as `Nothing was changed: `."""
+    title = f"Redis {trouble(error, 'does not answer')}"
+    return ProblemError(503, title, f"{before}{error}", {"Retry-After": "2"})
+
+
+# For the document: what each status may say.
+_SAID = {
+    400: ("Bad Request", "There was an error parsing the body"),
+    401: ("Who are you?", "No token was sent; send 'Authorization: Bearer TOKEN'"),
+    403: ("Not yours to do", "Token 'bob' has role 'read'; needed: 'admin'"),
+    404: ("No such pool", "There is no pool 'gpu-a'; known pools: 'gpu-b'"),
+    408: ("Too slow", "The body did not arrive within 10 s; that is the limit (AKC_REQUEST_SECONDS)"),
+    409: ("Too many at once", "Others steered 5 times meanwhile; nothing was changed, try again"),
+    412: ("Changed meanwhile", "Orders are at revision 7; read them again"),
+    413: ("Too long", "A body of more than 65536 bytes; that is the limit"),
+    422: ("That cannot be ordered", "k is 3 for draft 'ngram'; allowed: 0, 2, 4"),
+    500: ("Internal error", "The controller could not answer; its log says why."),
+    503: ("Redis does not answer", "Error 111 connecting to 127.0.0.1:6379. Connection refused."),
+}
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For a route's `responses`: these statuses answer with problem details."""
-    return {
-        status: {
-            "description": HTTPStatus(status).phrase,
-            "content": {MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}},
-        }
-        for status in statuses
-    }
+    responses: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        title, detail = _SAID[status]
+        example = ProblemDetails(title=title, status=status, detail=detail).model_dump()
+        content = {"schema": ProblemDetails.model_json_schema(), "example": example}
+        responses[status] = {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: content}}
+    return responses
 
 
 def install(app: FastAPI, routers: Sequence[APIRouter]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from controller.api.access import SupervisorOf
-from controller.api.problems import ProblemError, documented
+from controller.api.problems import documented, redis_problem
 from controller.store import UNAVAILABLE, offers
 from engine.link.router import Route, compose
 
@@ -24,5 +24,5 @@ async def read_router(
     try:
         found = await offers(supervisor.client)
     except UNAVAILABLE as error:
-        raise ProblemError(503, "No hint", f"Redis does not answer: {error}", {"Retry-After": "2"}) from None
+        raise redis_problem(error) from None
     return await asyncio.to_thread(compose, found, target=target, domain=domain, regime=regime)

@@ -1,5 +1,6 @@
 """Steering: modes, pins, resets, drafts. Every change is written with an audit entry: who, when, what, why."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller import steering
 from controller.api.access import AdminOf, LoopOf
-from controller.api.problems import ProblemError, documented
+from controller.api.problems import ProblemError, documented, redis_problem
 from controller.audit import Act
 from controller.loop import PoolLoop
 from controller.steering import Measure as Measurement
@@ -21,13 +22,16 @@ from controller.tuner import Tuner
 from controller.view import DomainName, DraftName, UnixSeconds
 from engine.link.messages import MAX_K, Mode, Regime
 
+log = logging.getLogger("controller")
 router = APIRouter(prefix="/v1/pools/{pool}", tags=["steer"])
 
 TRIES = 5  # when somebody else steers at the same moment
 
-Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description="for the audit log", examples=["load test"])]
+_WHY = f"for the audit log and the controller's log: up to {steering.MAX_NOTE} characters; may be empty"
+Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description=_WHY, examples=["load test"])]
+WhyAsked = Annotated[str, Query(max_length=steering.MAX_NOTE, description=_WHY)]  # where there is no body
 IfMatch = Annotated[str | None, Header(description="the ETag of the orders that were read; 412 when they have changed")]
-_STATUSES = documented(400, 401, 403, 404, 409, 412, 413, 422, 503)
+_STATUSES = documented(400, 401, 403, 404, 408, 409, 412, 413, 422, 503)
 
 
 class Body(BaseModel):
@@ -169,13 +173,13 @@ async def change(
             data = written(after)
             act = Act(now, who, what, why, after.revision)
             if await loop.store.steer(before.revision, after.revision, data, act.encode()):
+                pool = loop.store.pool
+                log.info("pool %s: %s by %s%s", pool, what, who, f": {why}" if why else "", extra={"pool": pool})
                 return after
     except OrderError as error:
         raise ProblemError(422, "That cannot be ordered", str(error)) from None
     except UNAVAILABLE as error:
-        raise ProblemError(
-            503, "Redis does not answer", f"Nothing was changed: {error}", {"Retry-After": "2"}
-        ) from None
+        raise redis_problem(error, "Nothing was changed: ") from None
     raise ProblemError(
         409, "Too many at once", f"Others steered {TRIES} times meanwhile; nothing was changed, try again"
     )
@@ -192,7 +196,7 @@ async def read_orders(loop: LoopOf, response: Response) -> OrdersView:
     try:
         return _answer(response, await read(loop))
     except UNAVAILABLE as error:
-        raise ProblemError(503, "Redis does not answer", str(error), {"Retry-After": "2"}) from None
+        raise redis_problem(error) from None
 
 
 @router.put("/mode", responses=_STATUSES)
@@ -221,9 +225,7 @@ async def pin(
         made = Pin(domain, body.draft, body.k, body.regime, body.until, body.why, who, now)
         return steering.with_pin(orders, made, tuner.spec, now)
 
-    regime = "" if body.regime is None else f" ({body.regime})"
-    until = "" if body.until is None else time.strftime(" until %Y-%m-%d %H:%M:%SZ", time.gmtime(min(body.until, 4e9)))
-    what = f"pin {domain}{regime} to {body.draft} at K = {body.k}{until}"
+    what = Pin(domain, body.draft, body.k, body.regime, body.until).told
     return _answer(response, await change(loop, who, what, body.why, if_match, order))
 
 
@@ -234,7 +236,7 @@ async def unpin(
     domain: str,
     response: Response,
     regime: Annotated[Regime | None, Query()] = None,
-    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    why: WhyAsked = "",
     if_match: IfMatch = None,
 ) -> OrdersView:
     """Let a domain go back to what is learned."""
@@ -282,7 +284,7 @@ async def stop_measuring(
     loop: LoopOf,
     who: AdminOf,
     response: Response,
-    why: Annotated[str, Query(max_length=steering.MAX_NOTE)] = "",
+    why: WhyAsked = "",
     if_match: IfMatch = None,
 ) -> OrdersView:
     """End the measurement; what is complete counts."""

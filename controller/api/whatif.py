@@ -68,7 +68,7 @@ def _arm(arm: Expected) -> ExpectedArm:
     return ExpectedArm(arm.domain, arm.regime, arm.draft, arm.k, arm.goodput, speedup, loss, arm.in_force, arm.chosen)
 
 
-@router.post("", responses=documented(400, 404, 413, 422, 503))
+@router.post("", responses=documented(400, 404, 408, 413, 422, 503))
 async def ask(loop: LoopOf, body: Question) -> Answer:
     """What arms would bring at another load or mix, or what a pin would cost; changes nothing."""
     tuner = loop.tuner

@@ -20,7 +20,7 @@ class Who:
     role: Literal["read", "admin"]
 
 
-@router.get("", responses=documented(401))
+@router.get("", responses=documented(401, 403))
 async def whoami(request: Request, credentials: Credentials) -> Who:
     """Whose token was sent, and its role. 401 where reading needs a token and this one is not known."""
     for role in ("admin", "read"):

@@ -11,10 +11,11 @@ from controller.cli.extras import missing
 
 if TYPE_CHECKING:
     from controller.client import Client, ControllerError
+    from engine.link.messages import Regime
 
 HERE = "http://127.0.0.1:8080"
 REDIS_HERE = "redis://127.0.0.1:6379/0"
-FAILED, BAD, FORBIDDEN, TROUBLE = 1, 2, 3, 4  # exit codes; controller/cli/exits.py says what they mean
+FAILED, BAD, FORBIDDEN, TROUBLE, AWAY = 1, 2, 3, 4, 5  # exit codes; controller/cli/exits.py says what they mean
 _EXIT = {401: FORBIDDEN, 403: FORBIDDEN, 404: BAD, 413: BAD, 422: BAD}
 _NEXT = {
     0: "Is it running ('akc controller')? Name another address with --url or in AKC_CONTROLLER.",
@@ -58,7 +59,7 @@ RedisUrl = Annotated[
 Token = Annotated[str | None, typer.Option(envvar="AKC_TOKEN", help="Bearer token.", show_default=False)]
 PoolOf = Annotated[str | None, typer.Option("--pool", help="The pool; needed where there are several.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Why = Annotated[str, typer.Option("--why", help="For the audit log.")]
+Why = Annotated[str, typer.Option("--why", help="For the audit log: up to 500 characters, or nothing.")]
 RegimeOf = Annotated[
     str | None, typer.Option(help="greedy or sampled; both.", autocompletion=lambda: ["greedy", "sampled"])
 ]
@@ -92,6 +93,14 @@ def bad(message: str) -> typer.Exit:
     """Say what is wrong with the command line. The exit to raise."""
     typer.echo(f"akc: {message}", err=True)
     return typer.Exit(BAD)
+
+
+def regime_of(value: str | None) -> "Regime | None":
+    """The regime named with --regime, None for both."""
+    regimes: dict[str | None, Regime | None] = {None: None, "greedy": "greedy", "sampled": "sampled"}
+    if value in regimes:
+        return regimes[value]
+    raise bad(f"--regime is {value!r}; allowed: greedy, sampled")
 
 
 def pool_of(client: "Client", name: str | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import look, replay, route, simulate, state, steer, vet
+from controller.cli import look, replay, route, simulate, state, steer, vet, whatif
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,7 +44,8 @@ def _settings(cls: Any, file: Path | None, flags: dict[str, Any]) -> Any:
     from engine.link.settings import SettingsError, load
 
     try:
-        return load(cls, file=file, flags={key: value for key, value in flags.items() if value not in (None, [])})
+        given = {key: value for key, value in flags.items() if value not in (None, [])}
+        return load(cls, file=file, flags=given, source="command line")
     except SettingsError as error:
         typer.echo(f"akc: {error}", err=True)
         raise typer.Exit(2) from None
@@ -83,12 +84,13 @@ def controller(
     from controller.app import run
     from controller.settings import ControllerSettings
     from controller.tokens import TokenError
+    from engine.link.settings import SettingsError
 
     flags = {"redis_url": redis_url, "pools": pools, "host": host, "port": port, "log_level": log_level}
     flags |= {"log_format": log_format}
     try:
         run(_settings(ControllerSettings, config, flags))
-    except TokenError as error:
+    except (SettingsError, TokenError) as error:
         typer.echo(f"akc: {error}", err=True)
         raise typer.Exit(2) from None
 
@@ -203,5 +205,5 @@ def demo(
         sys.exit(1)
 
 
-for module in (look, steer, state, route, simulate, replay, vet):
+for module in (look, whatif, steer, state, route, simulate, replay, vet):
     module.register(app)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 _STOPPED = "ended when asked to (Ctrl-C, SIGTERM)"
 _SERVING = {0: _STOPPED, 1: "it failed; its log says how", 2: "", 3: "it cannot listen at its address"}
+_AWAY = {5: "Redis does not answer, or refuses"}
 _ASKING = {
     0: "done",
     1: "the controller cannot be reached, or could not do it now",
@@ -20,14 +21,10 @@ EXITS: Mapping[str, Mapping[int, str]] = {
     "models fetch": {0: "done", 1: "the package index cannot be reached, or has another file", 2: ""},
     "status": {**_ASKING, 4: "some pool has a problem or is stale"},
     "watch": {**_ASKING, 0: "stopped by Ctrl-C, or after `--updates`"},
-    **dict.fromkeys(("explain", "mode", "pin", "unpin", "reset", "draft", "measure"), _ASKING),
-    "route": {0: "told", 1: "no live pool offers it", 2: "Redis does not answer"},
-    "state dump": {
-        0: "written",
-        1: "the pool has learned nothing yet, or the file cannot be written",
-        2: "Redis does not answer",
-    },
-    "state load": {0: "the pool goes on from it", 1: "it cannot: the message says why", 2: "Redis does not answer"},
+    **dict.fromkeys(("explain", "what-if", "mode", "pin", "unpin", "reset", "draft", "measure"), _ASKING),
+    "route": {0: "told", 1: "no live pool offers it", 2: "", **_AWAY},
+    "state dump": {0: "written", 1: "the pool has learned nothing yet, or the file cannot be written", 2: "", **_AWAY},
+    "state load": {0: "the pool goes on from it", 1: "it cannot: the message says why", 2: "", **_AWAY},
     "simulate": {0: "done", 2: "the scenario cannot be played"},
     "replay": {0: "done", 2: "the trace cannot be read"},
     "vet": {

@@ -52,6 +52,7 @@ def replay(
 
 def _show(replayed: "Replay", console: "Console") -> None:
     from rich.table import Table
+    from rich.text import Text
 
     console.print("Smaller K on recorded steps; 95% intervals over prompts")
     table = Table()
@@ -64,7 +65,7 @@ def _show(replayed: "Replay", console: "Console") -> None:
         before = row[:3]
         k = f"{row.k} ran" if row.real else str(row.k)
         texts = (f"{row.tokens:.2f}", f"{row.goodput:.1f}", _text(row.over_plain), _text(row.over_recorded))
-        table.add_row(_domain(row.domain, row.regime), row.draft, k, *texts)
+        table.add_row(Text(_domain(row.domain, row.regime)), Text(row.draft), k, *texts)  # labels are no markup
     console.print(table)
     checks = replayed.checks()
     if not checks:
@@ -76,8 +77,8 @@ def _show(replayed: "Replay", console: "Console") -> None:
         table.add_column(name, justify="left" if name in {"domain", "draft"} else "right")
     for check in checks:
         speed = "no price" if check.goodput is None else _text(check.goodput)
-        domain = _domain(check.domain, check.regime)
-        table.add_row(domain, check.draft, str(check.k), str(check.requests), _text(check.tokens), speed)
+        domain = Text(_domain(check.domain, check.regime))
+        table.add_row(domain, Text(check.draft), str(check.k), str(check.requests), _text(check.tokens), speed)
     console.print(table)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.asking import REDIS_HERE, RedisUrl
+from controller.cli.asking import AWAY, REDIS_HERE, RedisUrl, bad
 
 if TYPE_CHECKING:
     from engine.link.router import Route, RoutedPool
@@ -32,14 +32,16 @@ def route(
 
     from engine.link.router import compose, read_offers
     from engine.link.settings import masked
-    from engine.link.transport import connect
+    from engine.link.transport import connect, trouble
 
     try:
         with connect(redis_url, 5.0) as client:
             routes = compose(read_offers(client), target=target, domain=domain)
-    except (redis.RedisError, OSError, ValueError) as error:
-        typer.echo(f"akc: {masked(redis_url)} cannot be asked: {error}", err=True)
-        raise typer.Exit(2) from None
+    except (redis.RedisError, OSError) as error:
+        typer.echo(f"akc: {masked(redis_url)} {trouble(error, 'does not answer')}: {error}", err=True)
+        raise typer.Exit(AWAY) from None
+    except ValueError as error:
+        raise bad(f"--redis-url is {masked(redis_url)!r}: {error}") from None
     if json:
         typer.echo(msgspec.json.encode(routes))
     elif routes:

@@ -1,14 +1,15 @@
 """Pools and domains as tables for a terminal."""
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from controller.api.domains import DomainSummary, LoadChoice
+from controller.api.whatif import Answer, ExpectedArm
 from controller.view import Domain, Engine, Interval, Measured
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ def measured_line(found: Measured) -> str:
     >>> done = Measured(1.42, 1.37, 1.47, 19, 20, 30.0, 0.5, ("ngram", 2), 0.0, 1200.0, False, 500.0, 510.0)
     >>> measured_line(done)
     'measured by switching: 1.42x ngram at K = 2 (1.37-1.47), 19 of 20 pairs of 30 s windows, till 1970-01-01 00:20 UTC'
+
+    One that runs is marked: its interval holds at the planned end, not at every look before.
     """
     draft, k = found.against
     fixed = "no speculation" if draft == "none" else f"{draft} at K = {k}"
     gain = "no interval yet"
     if found.ratio is not None and found.low is not None and found.high is not None:
-        gain = f"{found.ratio:.2f}x {fixed} ({found.low:.2f}-{found.high:.2f})"
+        gain = f"{found.ratio:.2f}x {fixed} ({found.low:.2f}-{found.high:.2f}){' so far' if found.running else ''}"
     until = time.strftime("till %Y-%m-%d %H:%M UTC", time.gmtime(found.until))
     cost = f", {found.share:.0%} of the time at {fixed}" if found.running else ""
     verb = "measuring" if found.running else "measured by switching"
@@ -99,9 +102,14 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
         lines.append(Text(summary.problem, "red"))
     if summary.catching_up:
         lines.append(Text("catching up with frames of the past: what you see is old", "yellow"))
-    elif summary.stale or now - seen.taken > STALE_SECONDS:
+    elif away:
+        pass  # whether its engines run, nobody can tell
+    elif summary.stale:
         age = "no frame yet" if last is None else f"the last frame came {now - last:.0f} s ago; do its engines run?"
         lines.append(Text(f"stale: {age}", "yellow"))
+    elif now - seen.taken > STALE_SECONDS:
+        silent = f"the controller has told nothing new for {now - seen.taken:.0f} s; its frames may still come"
+        lines.append(Text(f"stale: {silent}", "yellow"))
     return Group(*lines, _choices(seen.domains), _engines(seen.engines, now))
 
 
@@ -114,11 +122,21 @@ def pays(speedup: Interval | None) -> bool:
     return speedup is not None and speedup.low > 1.0
 
 
-def _table(*columns: str, **more: Any) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", **more)
-    for name in columns:
-        table.add_column(name, justify="left" if name in _LEFT else "right")
-    return table
+class _Table:
+    """A table whose cells and title are text, never Rich's markup: labels, drafts and engines name themselves."""
+
+    def __init__(self, *columns: str, title: str | None = None) -> None:
+        named = None if title is None else Text(title, "italic")
+        self._table = Table(box=None, pad_edge=False, header_style="dim", title=named, title_justify="left")
+        for name in columns:
+            self._table.add_column(name, justify="left" if name in _LEFT else "right")
+
+    def add_row(self, *cells: str | Text) -> None:
+        """A row more."""
+        self._table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+
+    def __rich__(self) -> RenderableType:
+        return self._table
 
 
 def played(choice: LoadChoice) -> str:
@@ -135,8 +153,8 @@ def played(choice: LoadChoice) -> str:
     return f"{choice.draft} ({choice.held}{'' if same else f'; would choose {wanted.draft} K = {wanted.k}'})"
 
 
-def _choices(domains: list[DomainSummary]) -> Table:
-    table = _table("domain", "regime", "draft", "K", "load", "probability", "speedup", "tokens/s a request",
+def _choices(domains: list[DomainSummary]) -> _Table:
+    table = _Table("domain", "regime", "draft", "K", "load", "probability", "speedup", "tokens/s a request",
                    "accepted a step")  # fmt: skip
     for one in domains:
         choice = one.now
@@ -150,8 +168,8 @@ def _choices(domains: list[DomainSummary]) -> Table:
     return table
 
 
-def _engines(engines: list[Engine], now: float) -> Table:
-    table = _table(
+def _engines(engines: list[Engine], now: float) -> _Table:
+    table = _Table(
         "engine", "breaker", "policy", "policy age", "running", "waiting", "steps", "step p50/p95", "lag", "seen"
     )
     for one in engines[:MOST_ENGINES]:
@@ -174,12 +192,14 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
         mark = " (most of it now)" if choice.load == domain.main_load else ""
         yield Text(f"  load {choice.load}{mark}: {choice.reason}")
     if domain.measured is not None:
-        yield Text(f"  measured by switching (akc status says against what): {ratio(domain.measured)}")
+        yield Text(
+            f"  measured by switching (against what, and whether it still runs: akc status): {ratio(domain.measured)}"
+        )
     for curve in domain.curves:
         sd = curve.spread.sd
         differ = "how much requests differ is not known yet" if sd is None else f"requests differ by {sd:.2f} (sd)"
         worth = f"{curve.spread.observed:,.0f} steps lately, worth {curve.effective_n:,.0f} independent ones"
-        table = _table("position", "kept", "90% interval", "survival", "seen", "accepted",
+        table = _Table("position", "kept", "90% interval", "survival", "seen", "accepted",
                        title=f"{curve.draft}: {worth}; {differ}")  # fmt: skip
         for p in curve.positions:
             a = p.acceptance
@@ -188,10 +208,22 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
         yield table
     main = next((choice for choice in domain.choices if choice.load == domain.main_load), None)
     if main is not None:
-        table = _table("draft", "K", "tokens/s of the batch", "speedup", "played with", "best with", "played so far",
+        table = _Table("draft", "K", "tokens/s of the batch", "speedup", "played with", "best with", "played so far",
                        title=f"arms at load {main.load}")  # fmt: skip
         for arm in main.arms:
             table.add_row(arm.draft, str(arm.k), f"{arm.batch_goodput:.0f}",
                           f"{ratio(arm.speedup)}{'' if arm.identified else ' not identified'}",
                           f"{arm.probability:.0%}", f"{arm.best:.0%}", f"{arm.played:.0%}")  # fmt: skip
         yield table
+
+
+def answer_table(answer: Answer, arms: Sequence[ExpectedArm]) -> Iterator[RenderableType]:
+    """What arms of one domain would bring, best first."""
+    mix = ", ".join(f"{domain} {share:.0%}" for domain, share in sorted(answer.mix.items()))
+    yield Text(f"{arms[0].domain} at load {answer.load}, {answer.rows:.1f} rows a step; mix: {mix}", "bold")
+    table = _Table("regime", "draft", "K", "tokens/s of the batch", "speedup", "gives up", "now")
+    for arm in arms:
+        lost = f"{arm.loss.value:.1%} ({arm.loss.low:.1%}-{arm.loss.high:.1%})"
+        table.add_row(arm.regime, arm.draft, str(arm.k), f"{arm.goodput:.0f}", ratio(arm.speedup), lost,
+                      "played" if arm.chosen else "would choose" if arm.would_choose else "")  # fmt: skip
+    yield table

@@ -2,11 +2,18 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from controller.cli.asking import REDIS_HERE, RedisUrl
+from controller.cli.asking import AWAY, FAILED, REDIS_HERE, RedisUrl, bad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from redis.asyncio import Redis
+
+T = TypeVar("T")
 
 state = typer.Typer(no_args_is_help=True, help="What a pool has learned, as a file: to keep, to move, to go back to.")
 
@@ -18,24 +25,30 @@ def register(app: typer.Typer) -> None:
     app.add_typer(state, name="state", rich_help_panel="See and steer")
 
 
-def _asked(coroutine_of: object, redis_url: str, ca_file: str | None) -> object:
-    """Run `coroutine_of(client)`; ends the command with 1 for what cannot be done and 2 for a Redis that is away."""
+def _asked(question: "Callable[[Redis], Coroutine[Any, Any, T]]", redis_url: str, ca_file: str | None) -> "T":
+    """The answer of `question(client)`. Ends the command: 1 for what cannot be done, 2 for an address that is none, 5
+    for a Redis that does not answer."""
     from controller.backup import BackupError
     from controller.store import UNAVAILABLE, CheckpointError, LeaseLostError, connect
     from engine.link.settings import masked
+    from engine.link.transport import trouble
 
-    async def run() -> object:
-        async with connect(redis_url, ca_file=ca_file) as client:
-            return await coroutine_of(client)  # type: ignore[operator]
+    async def run(client: "Redis") -> "T":
+        async with client:
+            return await question(client)
 
     try:
-        return asyncio.run(run())
+        client = connect(redis_url, ca_file=ca_file)
+    except ValueError as error:
+        raise bad(f"--redis-url is {masked(redis_url)!r}: {error}") from None
+    try:
+        return asyncio.run(run(client))
     except (BackupError, CheckpointError, LeaseLostError) as error:
         typer.echo(f"akc: {error}", err=True)
-        raise typer.Exit(1) from None
-    except (*UNAVAILABLE, ValueError) as error:
-        typer.echo(f"akc: {masked(redis_url)} cannot be asked: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(FAILED) from None
+    except UNAVAILABLE as error:
+        typer.echo(f"akc: {masked(redis_url)} {trouble(error, 'does not answer')}: {error}", err=True)
+        raise typer.Exit(AWAY) from None
 
 
 @state.command()
@@ -45,8 +58,7 @@ def dump(
     redis_url: RedisUrl = REDIS_HERE,
     ca_file: CaFile = None,
 ) -> None:
-    """Write what a pool has learned and been ordered to a file; the pool may go on meanwhile. Exit 1: it has learned
-    nothing yet, 2: Redis does not answer.
+    """Write what a pool has learned and been ordered to a file; the pool may go on meanwhile.
 
     Example: akc state dump smollm2 smollm2.akc
     """
@@ -55,14 +67,14 @@ def dump(
     from controller import backup
 
     made_by = version("adaptive-k-controller")
-    data = _asked(lambda client: backup.dump(client, pool, made_by), redis_url, ca_file)
-    assert isinstance(data, bytes)
+    made = _asked(lambda client: backup.dump(client, pool, made_by), redis_url, ca_file)
+    data = made.encode()
     try:
         file.write_bytes(data)
     except OSError as error:
         typer.echo(f"akc: {str(file)!r} cannot be written: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(f"{file}: {len(data):,} bytes, pool {pool} as of {backup.iso(backup.read(data).saved)}")
+        raise typer.Exit(FAILED) from None
+    typer.echo(f"{file}: {len(data):,} bytes, pool {pool} as of {backup.iso(made.saved)}")
 
 
 @state.command()
@@ -73,7 +85,7 @@ def load(
     redis_url: RedisUrl = REDIS_HERE,
     ca_file: CaFile = None,
 ) -> None:
-    """Let a pool go on from a file, while no controller leads it. Exit 1: it cannot, 2: Redis does not answer.
+    """Let a pool go on from a file, while no controller leads it.
 
     Example: akc state load smollm2.akc --replace
     """
@@ -83,6 +95,6 @@ def load(
         data = file.read_bytes()
     except OSError as error:
         typer.echo(f"akc: {str(file)!r} cannot be read: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(FAILED) from None
     name = _asked(lambda client: backup.load(client, data, pool, replace=replace), redis_url, ca_file)
     typer.echo(f"pool {name} goes on from {file} when a controller starts")

@@ -21,6 +21,7 @@ from controller.cli.asking import (
     bad,
     pool_of,
     print_json,
+    regime_of,
 )
 
 if TYPE_CHECKING:
@@ -77,12 +78,6 @@ def mode(
     _ordered(url, token, pool, json, lambda client, name: client.set_mode(name, mode, share, why))  # type: ignore[arg-type]  # checked
 
 
-def _regime(value: str | None) -> Any:
-    if value not in (None, "greedy", "sampled"):
-        raise bad(f"--regime is {value!r}; allowed: greedy, sampled")
-    return value
-
-
 def pin(
     domain: DomainOf,
     draft: Annotated[str, typer.Argument(help="A draft's name, or none.")],
@@ -99,7 +94,7 @@ def pin(
     until = None if hours is None else time.time() + 3600 * hours
     _ordered(
         url, token, pool, json,
-        lambda client, name: client.pin(name, domain, draft, k, regime=_regime(regime), until=until, why=why),
+        lambda client, name: client.pin(name, domain, draft, k, regime=regime_of(regime), until=until, why=why),
     )  # fmt: skip
 
 
@@ -113,7 +108,7 @@ def unpin(
     json: Json = False,
 ) -> None:
     """Let a domain go back to what is learned. Example: akc unpin chat"""
-    _ordered(url, token, pool, json, lambda client, name: client.unpin(name, domain, regime=_regime(regime), why=why))
+    _ordered(url, token, pool, json, lambda client, name: client.unpin(name, domain, regime=regime_of(regime), why=why))
 
 
 def reset(

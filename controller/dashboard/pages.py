@@ -1,4 +1,4 @@
-"""The dashboard: one page and its few files, served from the package, so that it works without any other host."""
+"""The dashboard and the API's page, each with its few files, served from packages: they work without any other host."""
 
 import gzip
 import hashlib
@@ -15,11 +15,20 @@ FILES = {
     "app.js": "text/javascript",
     "api.js": "text/javascript",
     "charts.js": "text/javascript",
+    "docs.js": "text/javascript",
     "dom.js": "text/javascript",
     "style.css": "text/css",
     "plotly.min.js": "text/javascript",
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
 }
-# Plotly writes style attributes; nothing on the page comes from, or goes to, another host.
+# Read from where others' packages keep them. Of plotly's this does not load the 50 MB of Python classes around it.
+_FOREIGN = {
+    "plotly.min.js": ("plotly", "package_data"),
+    "swagger-ui-bundle.js": ("fastapi_swagger", "resources"),
+    "swagger-ui.css": ("fastapi_swagger", "resources"),
+}
+# Plotly and Swagger UI write style attributes; nothing on the page comes from, or goes to, another host.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -31,11 +40,8 @@ _HEADERS = {
 @cache
 def _file(name: str) -> tuple[bytes, bytes, str]:
     """Content, the same compressed, and its tag."""
-    if name == "plotly.min.js":
-        # As `plotly.offline.get_plotlyjs` reads it, without loading the 50 MB of Python classes around it.
-        content = resources.files("plotly").joinpath("package_data", name).read_bytes()
-    else:
-        content = resources.files(__package__).joinpath("static", name).read_bytes()
+    package, folder = _FOREIGN.get(name, (__package__, "static"))
+    content = resources.files(package).joinpath(folder, name).read_bytes()
     return content, gzip.compress(content, 6), f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
 
@@ -55,9 +61,15 @@ async def page(request: Request) -> Response:
     return _answer(request, "index.html", "text/html; charset=utf-8")
 
 
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The API's page: every endpoint with its schemas and examples, to be tried out."""
+    return _answer(request, "docs.html", "text/html; charset=utf-8")
+
+
 @router.get("/static/{name}")
 async def file(request: Request, name: str) -> Response:
-    """One of the dashboard's files; they need no other host."""
+    """One of these pages' files; they need no other host."""
     if name not in FILES:
-        raise ProblemError(404, "No such file", f"The dashboard has no file {name!r}")
+        raise ProblemError(404, "No such file", f"The pages have no file {name!r}")
     return _answer(request, name, f"{FILES[name]}; charset=utf-8")

@@ -12,7 +12,7 @@ import redis
 from engine.link.logs import Told
 from engine.link.messages import WIRE_VERSION, Keys, Policy, Version, decode_policy
 from engine.link.settings import LinkSettings, masked
-from engine.link.transport import Backoff, connect
+from engine.link.transport import Backoff, connect, trouble
 
 _log = logging.getLogger(__name__)
 DAY_MS = 86_400_000
@@ -141,7 +141,7 @@ class Follower:
             try:
                 self._follow()
             except (redis.RedisError, OSError) as error:
-                self._failure(f"{type(error).__name__}: {error}")
+                self._failure(f"{type(error).__name__}: {error}", trouble(error))
             except Exception as error:
                 if self.why != repr(error):  # once: it will be tried again and again
                     self.judge.log.exception("follower: unexpected error")
@@ -174,11 +174,11 @@ class Follower:
             )
         self.judge.judge(data if data is None or isinstance(data, bytes) else bytes(str(data), "utf-8"), time.time())
 
-    def _failure(self, why: str) -> None:
+    def _failure(self, why: str, does: str = "cannot be used") -> None:
         if self.connected or self.why is None:
             url = masked(self._settings.redis_url)
             stays = "the policy in force stays until it expires"
             if self.judge.newest is None:
                 stays = "there was no policy yet, so the static choice is in force; trying again"
-            self.judge.log.warning("follower: %s is not reachable (%s); %s", url, why, stays)
+            self.judge.log.warning("follower: %s %s (%s); %s", url, does, why, stays)
         self.connected, self.why = False, why

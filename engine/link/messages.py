@@ -407,4 +407,5 @@ class Keys:
         self.dead = f"{base}:dead"  # stream: unreadable frames with the reason
         self.orders = f"{base}:orders"  # hash: revision, orders (controller.steering.Orders as JSON)
         self.history = f"{base}:history"  # stream, field "sample": controller.history.Sample as JSON
-        self.audit = f"{base}:audit"  # stream: policy changes and operators' acts
+        self.audit = f"{base}:audit"  # stream, field "entry": changes of policy
+        self.acts = f"{base}:acts"  # stream, field "entry": operators' acts, which changes of policy must not push out

@@ -18,7 +18,7 @@ from engine.link.logs import Told
 from engine.link.messages import BreakerState, EngineDescription, Frame, Keys, Version, encode
 from engine.link.pace import LEAST, YOUNG_STEPS, pace
 from engine.link.settings import LinkSettings, masked
-from engine.link.transport import Backoff, connect
+from engine.link.transport import Backoff, connect, trouble
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Reporter:
                 self._keys.frames, {"frame": encode(frame)}, maxlen=self._settings.stream_length, approximate=True
             )
         except (redis.RedisError, OSError) as error:
-            self._failure(f"{type(error).__name__}: {error}")
+            self._failure(f"{type(error).__name__}: {error}", trouble(error))
             return False
         except Exception as error:  # the thread must live on: the next frame starts from the counters again
             if self.why != repr(error):  # once: it will be tried again and again
@@ -171,10 +171,10 @@ class Reporter:
             self._log.info("reporter: reporting to %s, pool %s", masked(self._settings.redis_url), self._settings.pool)
         return True
 
-    def _failure(self, why: str) -> None:
+    def _failure(self, why: str, does: str = "cannot be used") -> None:
         self.failed += 1
         self._until_full = 0  # a server that comes back may have forgotten everything
         if self.connected or self.failed == 1:
             url = masked(self._settings.redis_url)
-            self._log.warning("reporter: %s is not reachable (%s); decoding goes on, trying again", url, why)
+            self._log.warning("reporter: %s %s (%s); decoding goes on, trying again", url, does, why)
         self.connected, self.why = False, why

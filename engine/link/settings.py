@@ -29,13 +29,14 @@ def load(
     env: Mapping[str, str] = os.environ,
     prefix: str = "AKC_",
     flags: Mapping[str, Any] | None = None,
+    source: str = "argument",
 ) -> T:
     """A `cls` from its defaults, overridden by a TOML file, then by the environment, then by flags.
 
     Environment: `<prefix><KEY>` in capitals (`AKC_REDIS_URL`), inner keys of a table after two underscores
     (`AKC_LEARNER__DISCOUNT`), lists separated by commas; a field's `Meta(extra={"env": NAME})` names a second variable
     that counts when the first is not set. Flags: a mapping of keys to values, `None` meaning "not given"; inner keys
-    after a dot or as a mapping. Raises `SettingsError`.
+    after a dot or as a mapping; `source`: what errors call the place they come from. Raises `SettingsError`.
 
     >>> load(LinkSettings, env={"AKC_STATIC_K": "4"}, flags={"pool": "demo"}).static_k
     4
@@ -51,35 +52,37 @@ def load(
             raise SettingsError(f"settings file {os.fspath(file)!r} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"settings file {os.fspath(file)!r} is not valid TOML: {error}") from error
-    return _build(cls, "", f"file {os.fspath(file)}" if file else "", from_file, env, prefix, _nested(flags or {}))
+    names = (f"file {os.fspath(file)}" if file else "", source)
+    return _build(cls, "", names, from_file, env, prefix, _nested(flags or {}))
 
 
 def _build(
     cls: type[T],
     path: str,
-    file_name: str,
+    sources: tuple[str, str],
     from_file: Mapping[str, Any],
     env: Mapping[str, str],
     prefix: str,
     flags: Mapping[str, Any],
 ) -> T:
     names = [f.name for f in msgspec.structs.fields(cls)]
+    file_name, flag_name = sources
     _known(names, from_file, path, file_name)
-    _known(names, flags, path, "flag")
+    _known(names, flags, path, flag_name)
     hints = get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     for name in names:
         key, hint = path + name, hints[name]
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             inner_file, inner_flags = from_file.get(name, {}), flags.get(name, {})
-            for inner, source in ((inner_file, file_name), (inner_flags, "flag")):
+            for inner, source in ((inner_file, file_name), (inner_flags, flag_name)):
                 if not isinstance(inner, Mapping):
                     raise SettingsError(f"{key} is {inner!r} ({source}); allowed: a table of settings")
-            values[name] = _build(hint, f"{key}.", file_name, inner_file, env, f"{prefix}{name.upper()}__", inner_flags)
+            values[name] = _build(hint, f"{key}.", sources, inner_file, env, f"{prefix}{name.upper()}__", inner_flags)
             continue
         variable = next((v for v in _variables(prefix, name, hint) if v in env), None)
         if flags.get(name) is not None:
-            values[name] = _convert(key, flags[name], hint, "flag")
+            values[name] = _convert(key, flags[name], hint, flag_name)
         elif variable is not None:
             values[name] = _convert(key, env[variable], hint, f"variable {variable}")
         elif name in from_file:

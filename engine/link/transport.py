@@ -42,6 +42,20 @@ def connect(url: str, timeout: float) -> redis.Redis:
     return primary
 
 
+def trouble(error: Exception, away: str = "is not reachable") -> str:
+    """What a server does that could not be used: it refuses, holds what is not ours, or (`away`) cannot be asked.
+
+    >>> trouble(redis.ConnectionError("refused")), trouble(redis.ResponseError("NOPERM no permission"))
+    ('is not reachable', 'refuses')
+    >>> trouble(redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"))
+    'holds something of another type under one of our keys, which others must have written'
+    """
+    if isinstance(error, redis.ResponseError) and "WRONGTYPE" in str(error):
+        return "holds something of another type under one of our keys, which others must have written"
+    refused = isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.exceptions.AuthorizationError)
+    return "refuses" if refused else away
+
+
 class Backoff:
     """Seconds to wait after a failure: doubling from `first` to `last`, each time a random half to whole of it.
 

@@ -11,6 +11,7 @@ from engine.link.messages import MAX_K, NO_DRAFT, Label
 from engine.link.settings import LinkSettings, SettingsError, load
 
 KEY = "adaptive_k"
+_GIVEN = "--additional-config"  # where settings that are not from the environment come from
 
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_K)]
 _Words = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -94,7 +95,7 @@ def settings_of(additional: Any, env: Mapping[str, str], rank: int = 0, ranks: i
     'e-dp1'
     >>> settings_of({"adaptive_k": {"pol": "a"}}, {})
     Traceback (most recent call last):
-    engine.link.settings.SettingsError: pol is not a setting (flag); did you mean pool?
+    engine.link.settings.SettingsError: pol is not a setting (--additional-config); did you mean pool?
     """
     given = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
     if isinstance(additional, Mapping) and KEY not in additional:
@@ -103,7 +104,7 @@ def settings_of(additional: Any, env: Mapping[str, str], rank: int = 0, ranks: i
         raise SettingsError(f"{KEY} is {given!r}; allowed: a table of settings")
     described = given.get("drafters", env.get("AKC_DRAFTERS"))
     env = {name: value for name, value in env.items() if name != "AKC_DRAFTERS"}
-    settings = load(VllmSettings, env=env, flags={**given, "drafters": _drafters(described)})
+    settings = load(VllmSettings, env=env, flags={**given, "drafters": _drafters(described)}, source=_GIVEN)
     if ranks > 1:
         name = f"{settings.engine_id[:56]}-dp{rank}"
         settings = msgspec.structs.replace(settings, engine=name)
@@ -143,7 +144,7 @@ def _drafters(described: Any) -> tuple[DrafterSettings, ...] | None:
     made = []
     for at, one in enumerate(described):
         try:
-            made.append(load(DrafterSettings, env={}, flags=one))
+            made.append(load(DrafterSettings, env={}, flags=one, source=_GIVEN))
         except SettingsError as error:
             raise SettingsError(f"drafters[{at}]: {str(error).removeprefix('DrafterSettings: ')}") from None
     return tuple(made)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import msgspec
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
@@ -264,3 +265,23 @@ def test_pages_fit_a_phone(site: Site, browser: Browser, scheme: Any) -> None:
         assert not wide, f"{path} is wider than a phone"
         picture(page, f"{path.replace('/', '-')}-phone-{scheme}")
     context.close()
+
+
+def test_the_api_s_page_shows_every_endpoint_tries_one_out_and_asks_nobody_else(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/docs")
+    expect(page.get_by_role("heading", name="Adaptive K controller")).to_be_visible()
+    document = httpx.get(f"{site.url}/openapi.json").json()
+    operations = sum(len(path) for path in document["paths"].values())
+    expect(page.locator(".opblock")).to_have_count(operations)
+    block = page.locator("#operations-pools-list_pools_v1_pools_get")
+    block.locator(".opblock-summary-control").click()
+    expect(block).to_contain_text("smollm2")  # the example
+    block.get_by_role("button", name="Try it out").click()
+    block.get_by_role("button", name="Execute").click()
+    expect(block.locator(".live-responses-table td.response-col_description:not(.col_header)")).to_contain_text(
+        '"leading"'
+    )
+    picture(page, "api")
+    assert watched.errors == []
+    assert {url.split("/")[2] for url in watched.asked if url.startswith("http")} == {site.url.split("/")[2]}

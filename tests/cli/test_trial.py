@@ -19,7 +19,7 @@ GROUPS = [
 
 def answer(request: httpx.Request) -> httpx.Response:
     """As the engine explains itself: 8 tokens in 4 steps, 1 row-second."""
-    facts: dict[str, Any] = {"tokens": 8, "steps": 4, "row_seconds": 1.0}
+    facts: dict[str, Any] = {"tokens": 8, "steps": 4, "draft": "ngram", "drafted": 12, "row_seconds": 1.0}
     return httpx.Response(200, json={"akc": facts})
 
 

@@ -33,8 +33,9 @@ class Site(NamedTuple):
 
 
 @contextmanager
-def serving(folder: Path, steps: int = 200, **environment: str) -> Iterator[Site]:
-    """Serve pool `p`, whose engine has run so many steps in two domains, until the block ends."""
+def serving(folder: Path, steps: int = 200, sent: float | None = None, **environment: str) -> Iterator[Site]:
+    """Serve pool `p`, whose engine has run so many steps in two domains, until the block ends. `sent`: when its frame
+    came, Unix seconds; None: now."""
     (folder / "tokens").write_text(f"ana admin {ADMIN}\nbob read {READER}\n")
     engine, log = CountingEngine(started=time.time() - 3_600), folder / "log"
     engine.run(steps, random.Random(1))
@@ -42,7 +43,8 @@ def serving(folder: Path, steps: int = 200, **environment: str) -> Iterator[Site
         address = f"redis://127.0.0.1:{server.port}/0"
         with redis.Redis.from_url(address) as client:
             client.sadd(Keys.POOLS, "p")
-            client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))})
+            id_ = "*" if sent is None else f"{int(1000 * sent)}-0"
+            client.xadd(Keys("p").frames, {"frame": encode(engine.frame(full=True))}, id=id_)
             port = free_port()
             given = {"AKC_LEASE_SECONDS": "30", "AKC_TOKENS_FILE": str(folder / "tokens"), **environment}
             process = start(address, log, AKC_PORT=str(port), **given)

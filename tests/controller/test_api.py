@@ -26,7 +26,7 @@ async def api(client: "Redis", server: str) -> AsyncIterator[httpx.AsyncClient]:
     async with app.router.lifespan_context(app):
         # What a client sees when a route fails is the point; the exception itself goes to the log.
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             yield http
 
 
@@ -177,7 +177,7 @@ async def test_without_redis_the_process_lives_and_says_why_it_is_not_ready(unti
     app = create_app(ControllerSettings(redis_url="unix:///nowhere/at/all", pools=("p",)))
     async with app.router.lifespan_context(app):
         await until(lambda: "p" in app.state.supervisor.pools and app.state.supervisor.pools["p"].problem)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://controller") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
             assert (await http.get("/healthz")).status_code == 200
             answer = await http.get("/readyz")
             assert answer.status_code == 503

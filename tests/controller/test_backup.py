@@ -54,7 +54,7 @@ def counted(tuner: Tuner) -> float:
 async def test_a_pool_whose_memory_was_wiped_goes_on_from_a_file_bit_for_bit(client: "Redis") -> None:
     tuner = learned()
     await commit(client, tuner)
-    data = await backup.dump(client, "p", "0.1")
+    data = (await backup.dump(client, "p", "0.1")).encode()
     await client.flushall()
     assert await backup.load(client, data) == "p"
     assert (await restored(client)).dump() == tuner.dump()
@@ -69,7 +69,7 @@ async def test_a_frame_that_the_state_has_seen_counts_nothing_when_it_is_read_ag
     tuner = Tuner("p", SETTINGS)
     tuner.consume([Entry("1-0", frame)], time.time())
     await commit(client, tuner)
-    data = await backup.dump(client, "p", "0.1")
+    data = (await backup.dump(client, "p", "0.1")).encode()
     await client.flushall()
     await backup.load(client, data)
     again = await restored(client)
@@ -82,7 +82,7 @@ async def test_a_pool_that_has_learned_something_is_not_overwritten_unless_told_
 ) -> None:
     old, new = learned(), learned(30)
     await commit(client, old)
-    data = await backup.dump(client, "p", "0.1")
+    data = (await backup.dump(client, "p", "0.1")).encode()
     await commit(client, new, last_id="7-0")
     with pytest.raises(backup.BackupError, match="--replace"):
         await backup.load(client, data)
@@ -95,7 +95,7 @@ async def test_a_pool_that_has_learned_something_is_not_overwritten_unless_told_
 
 async def test_a_pool_that_is_led_is_refused(client: "Redis") -> None:
     await commit(client, learned())
-    data = await backup.dump(client, "p", "0.1")
+    data = (await backup.dump(client, "p", "0.1")).encode()
     assert await PoolStore(client, "p").acquire(now=time.time()) is not None
     with pytest.raises(backup.BackupError, match="a controller leads pool 'p'"):
         await backup.load(client, data, replace=True)
@@ -106,7 +106,7 @@ async def test_orders_come_back_as_the_newest_and_no_reset_is_carried_out_twice(
     store = PoolStore(client, "p")
     first = Orders(revision=1, mode="shadow")
     assert await store.steer(0, 1, msgspec.json.encode(first), b"{}")
-    data = await backup.dump(client, "p", "0.1")
+    data = (await backup.dump(client, "p", "0.1")).encode()
     later = Orders(revision=2, mode="off", resets=(Reset(1, "code"),))
     assert await store.steer(1, 2, msgspec.json.encode(later), b"{}")
     await backup.load(client, data, replace=True)
@@ -122,7 +122,7 @@ async def test_in_another_pool_a_state_has_what_was_learned_but_neither_engines_
     assert await PoolStore(client, "p").steer(0, 1, msgspec.json.encode(Orders(1, "off")), b"{}")
     there = Orders(revision=4, resets=(Reset(2, "code"),))
     assert await PoolStore(client, "q").steer(0, 4, msgspec.json.encode(there), b"{}")
-    await backup.load(client, await backup.dump(client, "p", "0.1"), "q")
+    await backup.load(client, (await backup.dump(client, "p", "0.1")).encode(), "q")
     moved = await restored(client, "q")
     assert msgspec.json.decode(await PoolStore(client, "q").orders() or b"", type=Orders) == there
     moved.steer(there, time.time())
@@ -166,4 +166,8 @@ async def test_the_commands(client: "Redis", server: str, tmp_path: Path) -> Non
     code, said = akc("state", "load", str(tmp_path / "no"), url)
     assert (code, "cannot be read" in said) == (1, True)
     code, said = akc("state", "dump", "p", str(file), "--redis-url=redis://127.0.0.1:1/0")
-    assert (code, "cannot be asked" in said) == (2, True)
+    assert (code, "does not answer" in said) == (5, True)
+    for words in (("state", "dump", "p", str(file)), ("state", "load", str(file)), ("route",)):
+        assert akc(*words, "--redis-url=redis://127.0.0.1:1/0")[0] == 5
+        code, said = akc(*words, "--redis-url=http://127.0.0.1:1/0")
+        assert (code, "--redis-url is 'http://127.0.0.1:1/0'" in said) == (2, True)

@@ -132,3 +132,22 @@ async def test_the_stream_over_http_tells_of_decisions_and_orders(
         assert kinds[-1] == "state"
         states = [line for line in answer.text.splitlines() if line.startswith("data: ") and '"policy_version"' in line]
         assert httpx.Response(200, text=states[-1].removeprefix("data: ")).json()["mode"] == "off"
+
+
+async def test_so_many_may_listen_and_the_next_one_when_one_has_gone(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server, max_listeners=1) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        app = api._transport.app  # type: ignore[attr-defined]  # httpx's
+        first = asyncio.create_task(api.get(f"{P}/events"))  # has no end
+        await until(lambda: app.state.listeners == 1)
+        second = await api.get(f"{P}/events")
+        assert (second.status_code, second.headers["content-type"]) == (503, "application/problem+json")
+        assert second.json()["detail"].startswith("1 event streams are open, the limit (AKC_MAX_LISTENERS)")
+        assert (await api.get(P)).status_code == 200
+        first.cancel()
+        await until(lambda: app.state.listeners == 0)
+        app.state.ending = True
+        assert (await api.get(f"{P}/events")).status_code == 200
+        assert app.state.listeners == 0

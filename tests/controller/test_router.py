@@ -170,7 +170,7 @@ async def test_the_api_answers_for_all_pools_whoever_leads_them(
     other = create_app(ControllerSettings(redis_url=server, draws=32, pools=("a",)))  # stands by for one, not the other
     async with other.router.lifespan_context(other):
         transport = httpx.ASGITransport(other)
-        async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             body = (await http.get("/v1/router?domain=code&regime=greedy")).json()
             assert [(r["target"], r["domain"], [p["pool"] for p in r["pools"]]) for r in body] == [
                 ("smol", "code", ["a", "b"])
@@ -197,10 +197,10 @@ async def test_the_command_tells_the_same(client: "Redis", server: str, pools: t
     assert nobody.exit_code == 1
 
 
-def test_a_server_that_is_away_ends_the_command_with_2() -> None:
+def test_a_server_that_is_away_ends_the_command_with_5() -> None:
     told = CliRunner().invoke(app, ["route", "--redis-url", "unix:///nowhere/at/all"])
-    assert told.exit_code == 2
-    assert "unix:///nowhere/at/all cannot be asked" in told.stderr
+    assert told.exit_code == 5
+    assert "unix:///nowhere/at/all does not answer" in told.stderr
 
 
 async def test_what_is_no_offer_is_passed_over(client: "Redis", server: str) -> None:

@@ -1,18 +1,24 @@
 """Steering over HTTP on a real server: orders reach the policy, are audited, and only who may gives them."""
 
 import asyncio
+import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from controller.app import create_app
+from controller.audit import Act
+from controller.loop import PoolLoop
 from controller.settings import ControllerSettings
+from controller.view import DecisionRecord
 from engine.link.messages import Keys, Policy, decode_policy, encode
 from tests.controller.engines import CountingEngine
 
@@ -203,14 +209,57 @@ async def test_reading_can_need_a_token_too(server: str, engine: CountingEngine,
         assert (await api.get("/healthz")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/static/app.js", "/openapi.json", "/metrics", "/status", "/v1/whoami", "/v1/pools", f"{P}/policy", P],
+)
+async def test_without_tokens_a_foreign_name_of_this_machine_reads_nothing(
+    server: str, engine: CountingEngine, path: str
+) -> None:
+    async with running(server, base="http://evil.example") as api:
+        answer = await api.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (403, "application/problem+json")
+        assert "'evil.example'" in answer.json()["detail"]
+        assert (await api.get("/healthz")).status_code == 200
+        assert (await api.get("/readyz")).status_code in (200, 503)  # as ready as it is
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:8080", "[::1]:8080"])
+async def test_without_tokens_loopback_reads_and_steers_by_any_of_its_names(
+    server: str, engine: CountingEngine, until: Until, host: str
+) -> None:
+    async with running(server, base=f"http://{host}") as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        assert (await api.put(f"{P}/mode", json={"mode": "off"})).status_code == 200
+
+
 async def test_without_tokens_a_foreign_name_of_this_machine_steers_nothing(
     server: str, engine: CountingEngine, until: Until
 ) -> None:
-    async with running(server, base="http://evil.example") as api:
+    async with running(server) as api:
         await policy(api, until, lambda p: bool(p.cells))
-        answer = await api.put(f"{P}/mode", json={"mode": "off"})
+        answer = await api.put(f"{P}/mode", json={"mode": "off"}, headers={"Host": "evil.example"})
         assert answer.status_code == 403
         assert "'evil.example'" in answer.json()["detail"]
+        assert (await api.get(f"{P}/orders")).json()["revision"] == 0
+
+
+async def test_a_page_of_another_origin_gets_no_permission(server: str, engine: CountingEngine, until: Until) -> None:
+    foreign = {"Origin": "https://evil.example"}
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        asks = {"Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "content-type"}
+        preflight = await api.options(f"{P}/mode", headers={**foreign, **asks})
+        assert preflight.status_code == 405
+        read = await api.get(P, headers=foreign)
+        # What browsers send unasked: a POST whose body does not call itself JSON.
+        form = {**foreign, "Content-Type": "text/plain"}
+        simple = await api.post(f"{P}/resets", content=b'{"domain": "code"}', headers=form)
+        nameless = await api.post(f"{P}/resets", content=b'{"domain": "code"}', headers=foreign)
+        assert (read.status_code, simple.status_code, nameless.status_code) == (200, 422, 422)
+        for answer in (preflight, read, simple, nameless):
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+        assert (await api.get(f"{P}/orders")).json()["revision"] == 0
 
 
 async def test_a_tokens_file_is_made_where_there_is_none(server: str, tmp_path: Path) -> None:
@@ -321,3 +370,96 @@ async def test_in_shadow_nothing_is_measured_and_the_answer_says_why(
             "mode is 'shadow', in which all requests play the static choice: there is nothing to compare it with, so "
             "no gain can be measured. Set mode 'canary' or 'on' first"
         )
+
+
+async def test_a_pin_that_runs_out_leaves_the_orders_with_an_entry_of_its_own(
+    server: str, engine: CountingEngine, until: Until
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        over = time.time() + 0.3
+        await api.put(f"{P}/pins/code", json={"draft": "ngram", "k": 2, "until": over})
+        await api.put(f"{P}/pins/chat", json={"draft": "none", "k": 0})
+
+        async def told() -> list[dict[str, str]]:
+            found = (await api.get(f"{P}/audit", params={"who": "controller"})).json()
+            return [entry for entry in found if "ran out" in entry["what"]]
+
+        await until(told)
+        (entry,) = await told()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(over))
+        assert entry["what"] == f"pin code to ngram at K = 2 until {stamp} ran out"
+        assert entry["why"] == "ordered by local"
+        orders = (await api.get(f"{P}/orders")).json()
+        assert (orders["revision"], [pin["domain"] for pin in orders["pins"]]) == (3, ["chat"])
+    async with running(server) as api:  # and none again from a controller that starts anew
+        await policy(api, until, lambda p: arms(p, "chat") == {("none", 0)})
+        assert len(await told()) == 1
+
+
+async def test_the_audit_log_is_read_page_by_page_and_by_name(
+    server: str, client: "Redis", engine: CountingEngine, until: Until
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        for number in range(5):
+            await api.put(f"{P}/mode", json={"mode": "on" if number % 2 else "off", "why": str(number)})
+        (loop,) = await loops(api, until)
+        loop.stop()  # so that the log stands still
+        await until(lambda: loop.role == "stopped")
+        # Entries of one id, in both streams: no page's end may part them.
+        ahead = f"{int(1000 * time.time()) + 60_000}-0"
+        act = Act(time.time(), "eve", "mode on", "", 9).encode()
+        note = msgspec.json.encode(DecisionRecord(time.time(), (1, 1), "a note", []))
+        await client.xadd(Keys("p").acts, {"entry": act}, id=ahead)
+        await client.xadd(Keys("p").audit, {"entry": note}, id=ahead)
+        whole = (await api.get(f"{P}/audit", params={"limit": 1000})).json()
+        assert [entry["id"] for entry in whole[:2]] == [ahead, ahead]
+        paged: list[Any] = []
+        while page := (await api.get(f"{P}/audit", params=after(paged))).json():
+            assert 1 <= len(page) <= 2
+            paged += page
+        assert paged == whole
+        acts = (await api.get(f"{P}/audit", params={"who": "local"})).json()
+        assert [entry["why"] for entry in acts] == ["4", "3", "2", "1", "0"]
+        older = {"who": "local", "limit": 2, "before": acts[1]["id"]}
+        assert [entry["why"] for entry in (await api.get(f"{P}/audit", params=older)).json()] == ["2", "1"]
+        assert (await api.get(f"{P}/audit", params={"who": "nobody"})).json() == []
+        assert (await api.get(f"{P}/audit", params={"before": "0-0"})).json() == []
+        for wrong in ("yesterday", "٣-٣", "1", f"{'9' * 20}-0"):
+            assert (await api.get(f"{P}/audit", params={"before": wrong})).status_code == 422
+
+
+def after(paged: list[Any]) -> dict[str, Any]:
+    return {"limit": 1} | ({"before": paged[-1]["id"]} if paged else {})
+
+
+async def loops(api: httpx.AsyncClient, until: Until) -> list[PoolLoop]:
+    app = api._transport.app  # type: ignore[attr-defined]  # httpx's
+    await until(lambda: app.state.supervisor.pools)
+    return list(app.state.supervisor.pools.values())
+
+
+async def test_who_steers_is_in_the_log_with_what_and_why(
+    server: str, engine: CountingEngine, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(server) as api:
+        await policy(api, until, lambda p: bool(p.cells))
+        with caplog.at_level(logging.INFO, "controller"):
+            await api.put(f"{P}/mode", json={"mode": "off", "why": "a test"})
+            await api.put(f"{P}/mode", json={"mode": "on"})
+    lines = [(record.message, record.pool) for record in caplog.records if "mode" in record.message]  # type: ignore[attr-defined]
+    assert lines == [("pool p: mode off by local: a test", "p"), ("pool p: mode on by local", "p")]
+
+
+async def test_a_key_that_somebody_else_wrote_is_not_called_a_server_that_is_away(
+    server: str, client: "Redis", engine: CountingEngine, until: Until
+) -> None:
+    await client.set(Keys("p").orders, "not ours")
+    async with running(server) as api:
+        (loop,) = await loops(api, until)
+        await until(lambda: loop.problem)
+        assert loop.problem is not None
+        assert loop.problem.startswith("Redis holds something of another type under one of our keys")
+        answer = await api.get(f"{P}/orders")
+        assert (answer.status_code, "does not answer" in answer.text, "WRONGTYPE" in answer.text) == (503, False, True)

@@ -227,3 +227,18 @@ async def test_commits_survive_a_restart_of_the_server(tmp_path: Path) -> None:
 
 def test_the_arrival_of_an_entry_is_in_its_id() -> None:
     assert arrival("1700000000123-0") == 1_700_000_000.123
+
+
+async def test_changes_of_policy_do_not_push_operators_acts_out(
+    client: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.store.AUDIT_ENTRIES", 10)
+    store = PoolStore(client, "p")
+    await store.acquire(now=NOW)
+    assert await store.steer(0, 1, b"{}", b'{"act":1}')
+    for number in range(1, 301):  # a stream is cut by whole nodes of 100
+        await store.commit(commit(store, number, audit=b'{"change":1}'))
+    kept = [entry for _, entry in await store.audit(1000)]
+    assert len(kept) < 300
+    assert kept[-1] == b'{"act":1}'
+    assert b'{"act":1}' not in [entry for _, entry in await store.changes(1000)]

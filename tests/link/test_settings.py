@@ -52,10 +52,10 @@ def test_text_from_the_environment_becomes_the_field_s_type(tmp_path: Path) -> N
     [
         ({"env": {"AKC_PORT": "0"}}, "port is '0' (variable AKC_PORT); allowed: whole number from 1 to 65535"),
         ({"env": {"AKC_LOG": "perhaps"}}, "log is 'perhaps' (variable AKC_LOG); allowed: true or false"),
-        ({"flags": {"mode": "slow"}}, "mode is 'slow' (flag); allowed: 'fast' or 'safe'"),
-        ({"flags": {"inner.rate": 2}}, "inner.rate is 2 (flag); allowed: number above 0, at most 1"),
-        ({"flags": {"inner": 2}}, "inner is 2 (flag); allowed: a table of settings"),
-        ({"flags": {"prot": 2}}, "prot is not a setting (flag); did you mean port?"),
+        ({"flags": {"mode": "slow"}}, "mode is 'slow' (argument); allowed: 'fast' or 'safe'"),
+        ({"flags": {"inner.rate": 2}}, "inner.rate is 2 (argument); allowed: number above 0, at most 1"),
+        ({"flags": {"inner": 2}}, "inner is 2 (argument); allowed: a table of settings"),
+        ({"flags": {"prot": 2}}, "prot is not a setting (argument); did you mean port?"),
         ({"flags": {"mode": "fast", "log": True}}, "Outer: log is true with mode 'fast'; allowed only with 'safe'"),
     ],
 )

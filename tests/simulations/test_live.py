@@ -302,7 +302,7 @@ def test_a_server_that_is_not_there_is_named(app: typer.Typer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["three-domains", "--live", "http://x"], "akc: --live is 'http://x' (flag); allowed: text matching"),
+        (["three-domains", "--live", "http://x"], "akc: --live is 'http://x' (command line); allowed: text matching"),
         (["three-domains", "dip", "--live", "redis://x"], "akc: --live plays one scenario; given are 2"),
         (["three-domains", "--speed", "2"], "akc: --engines, --pool, --speed and --seconds need --live REDIS_URL"),
         (["one-liar", "--live", "redis://x", "--engines", "1"], "akc: hostile is 1; allowed: fewer than engines (1)"),

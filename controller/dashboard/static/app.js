@@ -104,7 +104,7 @@ function hero(summary) {
 
 function measured(gain) {
   const fixed = gain.against[0] === "none" ? "no speculation" : `${gain.against[0]} at K = ${gain.against[1]}`;
-  const found = gain.ratio === null ? "no interval yet" : `${gain.ratio.toFixed(2)}× ${fixed} (${gain.low.toFixed(2)} to ${gain.high.toFixed(2)})`;
+  const found = gain.ratio === null ? "no interval yet" : `${gain.ratio.toFixed(2)}× ${fixed} (${gain.low.toFixed(2)} to ${gain.high.toFixed(2)})${gain.running ? " so far" : ""}`;
   return `${gain.running ? `Measuring until ${day(gain.until)}, ${Math.round(100 * gain.share)}% of the time at ${fixed}` : `Measured by switching until ${day(gain.until)}`}: ${found}, ${gain.pairs} of ${gain.planned} pairs`;
 }
 
