@@ -8,6 +8,7 @@ import msgspec
 
 from controller import tuner
 from controller.audit import Act
+from controller.learner.schema import CheckpointError
 from controller.steering import Orders
 from controller.store import START, Commit, PoolStore
 
@@ -70,7 +71,8 @@ async def dump(client: "Redis", pool: str, made_by: str) -> Backup:
 async def load(client: "Redis", data: bytes, pool: str | None = None, *, replace: bool = False) -> str:
     """Put a file's state in the place of a pool's (`pool` None: the one it came from); returns the pool's name.
 
-    The pool must have no leader now, and no state unless `replace`; a replaced one is kept beside it (`Keys.unread`).
+    The pool must have no leader now, and no state unless `replace`; a replaced one, of a newer version too, is kept
+    beside it (`Keys.unread`).
     In another pool than its own a state has no engines, and the orders stay behind. Raises `BackupError`.
     """
     backup = read(data)
@@ -83,11 +85,11 @@ async def load(client: "Redis", data: bytes, pool: str | None = None, *, replace
             "AKC_LEASE_SECONDS says otherwise), and load again"
         )
     try:
-        present = await store.load()
+        present = await store.state()
         if present is not None and not replace:
             raise BackupError(f"pool {name!r} has learned something of its own; --replace puts the file in its place")
         if present is not None:
-            await store.set_aside(present.state)
+            await store.set_aside(present)
         own = name == backup.pool
         orders = await _orders(store)
         if own and backup.orders is not None:
@@ -95,12 +97,21 @@ async def load(client: "Redis", data: bytes, pool: str | None = None, *, replace
         last = max((reset.number for reset in orders.resets), default=0)
         state = tuner.adopted(backup.state, resets=last, engines=own)
         # Engines report running totals: frames that the state has seen already count nothing when they are read again.
-        last_id = START if present is None else present.last_id
+        last_id = await _read_up_to(store)
         await store.commit(Commit(state, last_id, (epoch, 0), 1, time.time()))
         await store.announce()
     finally:
         await store.release()
     return name
+
+
+async def _read_up_to(store: PoolStore) -> str:
+    """The id of the last frame in the present checkpoint; the start without one, or where a newer version wrote it."""
+    try:
+        present = await store.load()
+    except CheckpointError:
+        return START
+    return START if present is None else present.last_id
 
 
 async def _orders(store: PoolStore) -> Orders:

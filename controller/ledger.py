@@ -5,13 +5,14 @@ number is not new is ignored, a gap is only counted, and the next value of a cel
 the ledger has given out so far is part of its state, and the state is saved together with the learner's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, cast
 
 import msgspec
 
 from controller.cells import Cell, CellError, Key, add, cells_of, key, subtract
 from controller.learner.evidence import Delta
+from controller.learner.schema import Migration, current
 from controller.likeness import disagreement
 from controller.reported import Sums
 from engine.link.messages import (
@@ -27,6 +28,7 @@ from engine.link.messages import (
 )
 
 SCHEMA = 1
+MIGRATIONS: Mapping[int, Migration] = {}  # from each older schema to the next
 Verdict = Literal["learned", "ignored", "deferred", "rejected"]
 
 
@@ -343,13 +345,11 @@ class Ledger:
 
     @classmethod
     def load(cls, data: bytes, limits: Limits | None = None) -> "Ledger":
-        """Restore a dump. Raises `ValueError` for data of another schema or none at all."""
+        """Restore a dump, of an older schema too. Raises `CheckpointError` for a newer one, `ValueError` for none."""
         try:
-            state = msgspec.msgpack.decode(data, type=_State)
+            state = msgspec.msgpack.decode(current(data, "the saved ledger", SCHEMA, MIGRATIONS), type=_State)
         except msgspec.MsgspecError as error:
             raise ValueError(f"the saved ledger cannot be read: {error}") from error
-        if state.schema != SCHEMA:
-            raise ValueError(f"the saved ledger has schema {state.schema}; this version reads {SCHEMA}")
         ledger = cls(limits)
         ledger.target, ledger.counts, ledger._tombstones = state.target, state.counts, state.tombstones
         ledger.strangers = state.strangers

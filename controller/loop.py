@@ -18,9 +18,10 @@ import msgspec
 from controller.audit import Act
 from controller.feed import Feed
 from controller.history import SPARSE, History, Sample, sample
+from controller.learner.schema import CheckpointError
 from controller.settings import ControllerSettings
 from controller.steering import Orders
-from controller.store import UNAVAILABLE, CheckpointError, Commit, LeaseLostError, PoolStore
+from controller.store import UNAVAILABLE, Commit, LeaseLostError, PoolStore
 from controller.tuner import Decided, Tuner
 from controller.view import PoolView
 from engine.link.logs import Told

@@ -17,11 +17,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from controller.learner.schema import CheckpointError, Migration, migrate
 from engine.link.address import sentinels
 from engine.link.messages import Keys, Offer, Version
 from engine.link.router import readable
 
-SCHEMA = 1
+SCHEMA = 1  # of the checkpoint's hash
+MIGRATIONS: Mapping[int, Migration] = {}  # from each older schema to the next; values are bytes or None
+NEWER = "Start the newer controller, or put a file in its place: akc state load FILE --replace"
 START = "0-0"
 DEAD_LETTERS = 1_000
 AUDIT_ENTRIES = 10_000  # changes of policy
@@ -35,10 +38,6 @@ UNAVAILABLE = (RedisConnectionError, RedisTimeoutError, ResponseError, OSError)
 
 class LeaseLostError(RuntimeError):
     """Another controller owns the pool now, or the lease ran out; nothing was written."""
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that this version cannot read and must not overwrite."""
 
 
 class Entry(NamedTuple):
@@ -236,17 +235,22 @@ class PoolStore:
         """The last commit, or None for a pool that has none. Raises `CheckpointError` for a schema from the future."""
         names = ("schema", "state", "last_id", "epoch", "n", "saved")
         values = await cast(Any, self.client.hmget(self.keys.checkpoint, *names))
-        fields: Mapping[str, bytes | None] = dict(zip(names, values, strict=True))
+        fields: dict[str, bytes | None] = dict(zip(names, values, strict=True))
         if fields["state"] is None:
             return None
-        number = {name: float(fields[name] or 0) for name in ("schema", "epoch", "n", "saved")}
-        if number["schema"] > SCHEMA:
-            raise CheckpointError(
-                f"the checkpoint of pool {self.pool!r} has schema {number['schema']:.0f}; this version reads up to "
-                f"{SCHEMA}. Start the newer controller, or delete {self.keys.checkpoint} to learn anew."
-            )
+        what = f"the checkpoint of pool {self.pool!r}"
+        try:
+            fields = migrate(fields, int(fields["schema"] or SCHEMA), what, SCHEMA, MIGRATIONS)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {NEWER}") from None
+        number = {name: float(fields[name] or 0) for name in ("epoch", "n", "saved")}
         version = (int(number["epoch"]), int(number["n"]))
+        assert fields["state"] is not None
         return Checkpoint(fields["state"], (fields["last_id"] or START.encode()).decode(), version, number["saved"])
+
+    async def state(self) -> bytes | None:
+        """The last commit's state as it lies there, of whatever schema."""
+        return cast(bytes | None, await cast(Any, self.client.hget(self.keys.checkpoint, "state")))
 
     async def resume_id(self, last_id: str) -> str:
         """Where to read on: `last_id`, or the start when the stream's newest id lies before it (Redis lost writes)."""

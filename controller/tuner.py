@@ -16,6 +16,7 @@ from controller.learner.discount import Array
 from controller.learner.estimates import Estimates
 from controller.learner.learner import Learner
 from controller.learner.policy import arm_name
+from controller.learner.schema import CheckpointError, Migration, current
 from controller.learner.whatif import Imagined
 from controller.ledger import Ledger
 from controller.offer import offer_of, present_load
@@ -28,6 +29,7 @@ from controller.store import (
     DEAD_LETTERS,
     KEPT_OF_A_DEAD_FRAME,
     LARGEST_FRAME,
+    NEWER,
     START,
     Checkpoint,
     DeadLetter,
@@ -56,7 +58,9 @@ from engine.link.pace import pace
 
 log = logging.getLogger("controller")
 
+# Of everything in `_Saved` but the ledger and the learner, which are encoded by themselves and have their own.
 SCHEMA = 1
+MIGRATIONS: Mapping[int, Migration] = {}  # from each older schema to the next
 HISTORY = 200
 DAY_MS = 86_400_000
 OFFER_SECONDS = (
@@ -120,7 +124,7 @@ def pool_spec(descriptions: Iterable[EngineDescription], retired: Sequence[str] 
 
 
 def check(state: bytes, pool: str = "") -> None:
-    """Raise ValueError unless this version can go on from the state that `Tuner.dump` made."""
+    """Raise ValueError unless this version can go on from the state; `CheckpointError` for a newer one's."""
     try:
         Tuner._unpack(pool, ControllerSettings(), state)
     except msgspec.MsgspecError as error:
@@ -133,7 +137,7 @@ def adopted(state: bytes, *, resets: int, engines: bool) -> bytes:
     resets: number of the last reset ordered there, none of which is to be carried out again. engines: whether the
     engines it was learned from are the pool's own; without them their counts are not counted on with, nor shown.
     """
-    saved = msgspec.msgpack.decode(state, type=_Saved)
+    saved = msgspec.msgpack.decode(current(state, "the pool's state", SCHEMA, MIGRATIONS), type=_Saved)
     saved.resets = resets
     if not engines:
         saved.ledger = Ledger().dump()
@@ -185,12 +189,15 @@ class Tuner:
     def restore(cls, pool: str, settings: ControllerSettings, checkpoint: Checkpoint | None) -> "Tuner":
         """Go on from a checkpoint. One that cannot be read is left behind with a note: engines' counts come again.
 
-        `unread` is then True, and the caller is to keep the state before it is overwritten.
+        `unread` is then True, and the caller is to keep the state before it is overwritten. Raises `CheckpointError`
+        for one of a newer version.
         """
         if checkpoint is None:
             return cls(pool, settings)
         try:
             tuner = cls._unpack(pool, settings, checkpoint.state)
+        except CheckpointError as error:
+            raise CheckpointError(f"pool {pool!r}: {error}. {NEWER}") from None
         except (ValueError, msgspec.MsgspecError) as error:
             log.error("pool %s: the saved state cannot be read, learning anew: %s", pool, error)  # noqa: TRY400
             tuner = cls(pool, settings)
@@ -201,9 +208,7 @@ class Tuner:
 
     @classmethod
     def _unpack(cls, pool: str, settings: ControllerSettings, state: bytes) -> "Tuner":
-        saved = msgspec.msgpack.decode(state, type=_Saved)
-        if saved.schema != SCHEMA:
-            raise ValueError(f"schema {saved.schema}; this version reads {SCHEMA}")
+        saved = msgspec.msgpack.decode(current(state, "the pool's state", SCHEMA, MIGRATIONS), type=_Saved)
         tuner = cls(pool, settings, Ledger.load(saved.ledger))
         tuner._spec = saved.spec
         if saved.learner is not None and saved.spec is not None:

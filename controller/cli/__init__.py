@@ -4,11 +4,15 @@ The controller's subcommands work without torch, the engine's without the contro
 """
 
 import sys
+from importlib.metadata import version
 
 
 def main() -> None:
     """Entry point of the `akc` command."""
     try:
+        if sys.argv[1:] == ["--version"]:  # asked of the plug-in's bare install, too, which has no command line
+            print(version("adaptive-k-controller"))
+            return
         from controller.cli.commands import app
 
         app()

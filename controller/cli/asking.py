@@ -54,7 +54,12 @@ def _modes(incomplete: str) -> list[str]:
 Url = Annotated[str, typer.Option(envvar="AKC_CONTROLLER", help="The controller's address.")]
 RedisUrl = Annotated[
     str,
-    typer.Option("--redis-url", "--redis", envvar="REDIS_URL", help="redis://, rediss://, unix://, redis+sentinel://"),
+    typer.Option(
+        "--redis-url",
+        "--redis",
+        envvar=["AKC_REDIS_URL", "REDIS_URL"],  # the first that is set, as for settings
+        help="redis://, rediss://, unix://, redis+sentinel://",
+    ),
 ]
 Token = Annotated[str | None, typer.Option(envvar="AKC_TOKEN", help="Bearer token.", show_default=False)]
 PoolOf = Annotated[str | None, typer.Option("--pool", help="The pool; needed where there are several.")]

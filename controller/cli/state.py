@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 state = typer.Typer(no_args_is_help=True, help="What a pool has learned, as a file: to keep, to move, to go back to.")
 
-CaFile = Annotated[str | None, typer.Option(help="PEM file of authorities, for rediss://")]
+CaFile = Annotated[str | None, typer.Option(envvar="AKC_REDIS_CA_FILE", help="PEM file of authorities, for rediss://")]
+PIPE = Path("-")
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +30,8 @@ def _asked(question: "Callable[[Redis], Coroutine[Any, Any, T]]", redis_url: str
     """The answer of `question(client)`. Ends the command: 1 for what cannot be done, 2 for an address that is none, 5
     for a Redis that does not answer."""
     from controller.backup import BackupError
-    from controller.store import UNAVAILABLE, CheckpointError, LeaseLostError, connect
+    from controller.learner.schema import CheckpointError
+    from controller.store import UNAVAILABLE, LeaseLostError, connect
     from engine.link.settings import masked
     from engine.link.transport import trouble
 
@@ -54,11 +56,11 @@ def _asked(question: "Callable[[Redis], Coroutine[Any, Any, T]]", redis_url: str
 @state.command()
 def dump(
     pool: Annotated[str, typer.Argument(help="The pool's name.")],
-    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    file: Annotated[Path, typer.Argument(help="The file to write; -: standard output.")],
     redis_url: RedisUrl = REDIS_HERE,
     ca_file: CaFile = None,
 ) -> None:
-    """Write what a pool has learned and been ordered to a file; the pool may go on meanwhile.
+    """Write what a pool has learned and been ordered to a file, - for standard output; the pool may go on meanwhile.
 
     Example: akc state dump smollm2 smollm2.akc
     """
@@ -70,29 +72,33 @@ def dump(
     made = _asked(lambda client: backup.dump(client, pool, made_by), redis_url, ca_file)
     data = made.encode()
     try:
-        file.write_bytes(data)
+        if file == PIPE:
+            typer.echo(data, nl=False)
+        else:
+            file.write_bytes(data)
     except OSError as error:
         typer.echo(f"akc: {str(file)!r} cannot be written: {error.strerror}", err=True)
         raise typer.Exit(FAILED) from None
-    typer.echo(f"{file}: {len(data):,} bytes, pool {pool} as of {backup.iso(made.saved)}")
+    told = f"{file}: {len(data):,} bytes, pool {pool} as of {backup.iso(made.saved)}"
+    typer.echo(told, err=file == PIPE)
 
 
 @state.command()
 def load(
-    file: Annotated[Path, typer.Argument(help="A file of `akc state dump`.")],
+    file: Annotated[Path, typer.Argument(help="A file of `akc state dump`; -: standard input.")],
     pool: Annotated[str | None, typer.Option(help="Another pool than the file's own.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Even if the pool has learned something.")] = False,
     redis_url: RedisUrl = REDIS_HERE,
     ca_file: CaFile = None,
 ) -> None:
-    """Let a pool go on from a file, while no controller leads it.
+    """Let a pool go on from a file, - for standard input, while no controller leads it.
 
     Example: akc state load smollm2.akc --replace
     """
     from controller import backup
 
     try:
-        data = file.read_bytes()
+        data = typer.get_binary_stream("stdin").read() if file == PIPE else file.read_bytes()
     except OSError as error:
         typer.echo(f"akc: {str(file)!r} cannot be read: {error.strerror}", err=True)
         raise typer.Exit(FAILED) from None

@@ -1,5 +1,6 @@
 """The learner's state as bytes: msgpack with raw arrays, a schema version, and an exact way back."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -8,12 +9,14 @@ import numpy as np
 from controller.learner.changes import Saved
 from controller.learner.discount import FadingRows
 from controller.learner.evidence import Contexts
+from controller.learner.schema import Migration, current
 from controller.learner.steps import packed_width
 
 if TYPE_CHECKING:
     from controller.learner.learner import Learner
 
 SCHEMA = 1
+MIGRATIONS: Mapping[int, Migration] = {}  # from each older schema to the next
 
 
 class Packed(msgspec.Struct, array_like=True):
@@ -166,13 +169,11 @@ def dump(learner: "Learner") -> bytes:
 
 
 def read(data: bytes) -> State:
-    """Parse a dump. Raises ValueError when it is none, or of a schema this version does not know."""
+    """Parse a dump, of an older schema too. Raises `CheckpointError` for a newer one, ValueError for what is none."""
     try:
-        schema = msgspec.msgpack.decode(data, type=dict[str, Any]).get("schema")
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        data = current(data, "the learner's state", SCHEMA, MIGRATIONS)
+    except msgspec.MsgspecError as error:
         raise ValueError(f"the checkpoint is not a learner's state: {error}") from error
-    if schema != SCHEMA:
-        raise ValueError(f"the checkpoint has schema {schema!r}; this version reads {SCHEMA}. Delete it to start anew.")
     try:
         return msgspec.msgpack.decode(data, type=State)
     except msgspec.ValidationError as error:

@@ -7,7 +7,8 @@ SENTINEL = ("redis+sentinel", "rediss+sentinel")
 SCHEMES = ("redis", "rediss", "unix", *SENTINEL)
 PATTERN = rf"^({'|'.join(scheme.replace('+', chr(92) + '+') for scheme in SCHEMES)})://"
 _PORT = 26379
-_ASKED = ("service", "sentinel_username", "sentinel_password", "ssl_ca_certs")
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # files; redis-py's names, which `rediss://` takes as well
+_ASKED = ("service", "sentinel_username", "sentinel_password", *_TLS)
 
 
 class Sentinels(NamedTuple):
@@ -26,7 +27,8 @@ def sentinels(url: str) -> Sentinels | None:
     """What `redis+sentinel://[USER:PASSWORD@]HOST[:26379],HOST.../[DB]?service=NAME` says; None for another scheme.
 
     User and password are the server's; `sentinel_username` and `sentinel_password` in the query are the Sentinels' own.
-    `rediss+sentinel://` speaks TLS to both, checked against `ssl_ca_certs=FILE` if that is there. Raises ValueError.
+    `rediss+sentinel://` speaks TLS to both, checked against `ssl_ca_certs=FILE` if that is there, and shows them the
+    certificate of `ssl_certfile=FILE` with `ssl_keyfile=FILE`. Raises ValueError.
 
     >>> found = sentinels("redis+sentinel://akc:pw@a,b:26380/1?service=mymaster")
     >>> found.nodes, found.service, found.server
@@ -48,7 +50,9 @@ def sentinels(url: str) -> Sentinels | None:
         raise ValueError(f"the database is {db!r}; allowed: a whole number")
     tls: dict[str, Any] = {}
     if parts.scheme.startswith("rediss"):
-        tls = {"ssl": True, **({"ssl_ca_certs": query["ssl_ca_certs"]} if "ssl_ca_certs" in query else {})}
+        tls = {"ssl": True, **{name: query[name] for name in _TLS if name in query}}
+    elif asked := sorted(query.keys() & set(_TLS)):
+        raise ValueError(f"the address has {asked[0]!r}, and TLS is only spoken to rediss+sentinel://")
     server = {"username": unquote(user) or None, "password": unquote(password) or None, "db": int(db), **tls}
     own = {"username": query.get("sentinel_username"), "password": query.get("sentinel_password"), **tls}
     return Sentinels(nodes, query["service"], _given(own), _given(server))

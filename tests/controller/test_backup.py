@@ -171,3 +171,27 @@ async def test_the_commands(client: "Redis", server: str, tmp_path: Path) -> Non
         assert akc(*words, "--redis-url=redis://127.0.0.1:1/0")[0] == 5
         code, said = akc(*words, "--redis-url=http://127.0.0.1:1/0")
         assert (code, "--redis-url is 'http://127.0.0.1:1/0'" in said) == (2, True)
+
+
+async def test_a_dash_is_standard_output_and_input_and_the_address_may_be_in_the_environment(
+    client: "Redis", server: str
+) -> None:
+    """As in a container whose file system is read-only: the file is the shell's."""
+    tuner = learned()
+    await commit(client, tuner)
+
+    def akc(*arguments: str, given: bytes = b"") -> tuple[int, bytes, str]:
+        environment = {"AKC_REDIS_URL": server, "REDIS_URL": "redis://127.0.0.1:1/0"}
+        with ThreadPoolExecutor(1) as other:
+            result = other.submit(CliRunner().invoke, app, list(arguments), input=given, env=environment).result()
+        return result.exit_code, result.stdout_bytes, result.stderr
+
+    code, data, said = akc("state", "dump", "p", "-")
+    assert (code, "pool p as of" in said) == (0, True)
+    assert backup.read(data).pool == "p"
+    await client.flushall()
+    code, said_out, _ = akc("state", "load", "-", given=data)
+    assert (code, b"goes on from" in said_out) == (0, True)
+    assert (await restored(client)).dump() == tuner.dump()
+    assert akc("state", "load", "-", given=b"")[0] == 1
+    assert akc("route")[0] == 1  # it asked a server that answers, and has no pool to offer

@@ -18,6 +18,7 @@ from controller.supervisor import Supervisor
 from controller.tuner import DAY_MS, Decided, Tuner
 from engine.link.messages import AcceptanceCell, Frame, Keys, Policy, Version, decode_policy, encode
 from tests.controller.engines import CountingEngine
+from tests.controller.test_schema import numbered
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 FAST = ControllerSettings(draws=32, seed=1, decide_seconds=0.05, policy_seconds=60, lease_seconds=1.0)
@@ -249,10 +250,10 @@ async def test_a_server_that_goes_away_and_comes_back_loses_no_count(tmp_path: P
     await client.aclose()
 
 
-async def test_a_state_that_cannot_be_read_is_kept_before_it_is_overwritten(client: "Redis", until: Until) -> None:
+async def test_a_damaged_state_is_kept_before_it_is_overwritten(client: "Redis", until: Until) -> None:
     keys = Keys("p")
     fields: dict[Any, Any] = {
-        "state": b"from another version",
+        "state": b"damaged",
         "last_id": "0-0",
         "epoch": 5,
         "n": 1,
@@ -264,7 +265,7 @@ async def test_a_state_that_cannot_be_read_is_kept_before_it_is_overwritten(clie
     await send(client, busy().frame(full=True))
     async with running(loop_of(client)):
         await until(lambda: published(client))
-    assert await client.get(keys.unread) == b"from another version"
+    assert await client.get(keys.unread) == b"damaged"
     assert await counts_in_checkpoint(client)
 
 
@@ -275,6 +276,24 @@ async def test_a_checkpoint_from_the_future_is_left_alone(client: "Redis", until
         assert "has schema 99" in loop.explain()
         assert await client.exists(Keys("p").lease) == 0
     assert await client.hget(Keys("p").checkpoint, "state") == b"s"
+
+
+@pytest.mark.parametrize("part", ["state", "ledger", "learner"])
+async def test_a_part_of_a_checkpoint_from_the_future_is_left_alone_too(
+    client: "Redis", until: Until, part: str
+) -> None:
+    async with running(loop_of(client)):
+        await send(client, busy().frame(full=True))
+        await until(lambda: published(client))
+    keys = Keys("p")
+    newer = numbered(await PoolStore(client, "p").state() or b"", part, 99)
+    await client.hset(keys.checkpoint, "state", newer)
+    async with running(loop_of(client)) as loop:
+        await until(lambda: loop.problem is not None)
+        assert "has schema 99; this version reads up to 1. Start the newer controller" in loop.explain()
+        assert await client.exists(keys.lease) == 0
+    assert await client.hget(keys.checkpoint, "state") == newer
+    assert await client.exists(keys.unread) == 0
 
 
 async def test_an_internal_error_is_logged_and_the_loop_starts_over_from_the_checkpoint(

@@ -139,6 +139,7 @@ def test_nobody_there_is_a_connection_error_in_bounded_time() -> None:
         ("redis+sentinel://a:x/0?service=m", "'a:x' is no Sentinel"),
         ("redis+sentinel:///0?service=m", "'' is no Sentinel"),
         ("redis+sentinel://a/one?service=m", "the database is 'one'"),
+        ("redis+sentinel://a/0?service=m&ssl_certfile=c", "has 'ssl_certfile', and TLS is only spoken to rediss"),
     ],
 )
 def test_an_address_that_cannot_be_read_says_what_is_allowed(url: str, said: str) -> None:
@@ -147,9 +148,10 @@ def test_an_address_that_cannot_be_read_says_what_is_allowed(url: str, said: str
 
 
 def test_tls_and_the_sentinels_own_account() -> None:
-    found = sentinels("rediss+sentinel://u:p@a/?service=m&sentinel_username=s&sentinel_password=t&ssl_ca_certs=/ca.pem")
+    files = "ssl_ca_certs=/ca.pem&ssl_certfile=/our.pem&ssl_keyfile=/our.key"
+    found = sentinels(f"rediss+sentinel://u:p@a/?service=m&sentinel_username=s&sentinel_password=t&{files}")
     assert found is not None
-    tls = {"ssl": True, "ssl_ca_certs": "/ca.pem"}
+    tls = {"ssl": True, "ssl_ca_certs": "/ca.pem", "ssl_certfile": "/our.pem", "ssl_keyfile": "/our.key"}
     assert found.server == {"username": "u", "password": "p", "db": 0, **tls}
     assert found.sentinel == {"username": "s", "password": "t", **tls}
 
