@@ -40,7 +40,7 @@ RUN /venv/bin/pip install --no-cache-dir --require-hashes -r requirements/engine
 ARG TORCH_PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 RUN /venv/bin/pip install --no-cache-dir ${TORCH_PIP_ARGS} torch==2.13.0
 COPY --from=wheel /dist /dist
-# pip stays: the model comes out of a package of the index.
+# pip stays: the model comes out of a package of the index. setuptools, which torch names, is for building extensions alone.
 RUN /venv/bin/pip install --no-cache-dir --no-deps /dist/*.whl && /venv/bin/pip uninstall --yes --quiet setuptools wheel
 
 FROM base AS controller
@@ -79,8 +79,8 @@ LABEL org.opencontainers.image.title="Adaptive K: torch engine" \
 
 # The plug-in needs msgspec, which vLLM has, and redis, in the version that the plug-in's tests run with.
 FROM ${VLLM_IMAGE} AS vllm
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    python3 -m pip install --no-cache-dir "redis==8.1.0" /dist/*.whl
+RUN --mount=type=bind,from=wheel,source=/dist,target=/mnt \
+    python3 -m pip install --no-cache-dir "redis==8.1.0" /mnt/*.whl
 ARG VERSION SOURCE REVISION CREATED
 LABEL org.opencontainers.image.title="Adaptive K: vLLM with the plug-in" \
       org.opencontainers.image.description="vLLM whose speculation follows Adaptive K's policy." \

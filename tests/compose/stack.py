@@ -68,13 +68,13 @@ class Stack:
         pytest.fail(f"not within {seconds} s: {what}\n{self.compose('ps', '--all')}\n{logs}")
 
     @contextmanager
-    def up(self, *services: str) -> Iterator[None]:
-        """All services of the file and its active profiles, or those named, healthy; afterwards nothing is left."""
+    def up(self, *arguments: str) -> Iterator[None]:
+        """`docker compose up --detach` with these arguments; afterwards nothing is left."""
         if shutil.which("docker") is None:
             pytest.fail("the compose suite needs the docker command and an engine (DOCKER_HOST)")
         self.compose("down", "--volumes", "--timeout", "10")  # what an interrupted run may have left
         try:
-            self.compose("up", "--detach", "--wait", "--wait-timeout", "900", *services)
+            self.compose("up", "--detach", *arguments)
             yield
         finally:
             self.compose("down", "--volumes", "--timeout", "10")

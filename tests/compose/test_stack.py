@@ -16,7 +16,7 @@ from tests.compose.stack import ROOT, Stack, docker
 from tests.deploy.composed import services as declared
 
 pytestmark = pytest.mark.slow
-CONTROLLER, ENGINE, REDIS_PORT = "http://127.0.0.1:18080", "http://127.0.0.1:18000", 16379
+CONTROLLER, ENGINE, REDIS_PORT = "http://127.0.0.1:18080", "http://127.0.0.1:18000", 18379
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 STACK = Stack(
     "akc-test",
@@ -45,8 +45,11 @@ def domains() -> dict[str, Any]:
 
 def test_all_services_are_healthy_and_the_status_page_shows_decisions(stack: None) -> None:
     # Traffic is once its first request has been answered, the simulation once Redis has taken what it plays.
-    assert {name: one["Health"] for name, one in STACK.services().items()} == dict.fromkeys(
-        ("redis", "controller", "engine", "traffic", "simulated"), "healthy"
+    names = {"redis", "controller", "engine", "traffic", "simulated"}
+    until(
+        lambda: {name: one["Health"] for name, one in STACK.services().items()} == dict.fromkeys(names, "healthy"),
+        "all services healthy, and no others there",
+        120,
     )
     until(lambda: {"code", "math", "chat"} <= domains().keys(), "all three domains known to the controller", 240)
     until(lambda: all(domains()[d]["now"] for d in ("code", "math", "chat")), "a choice for each domain", 120)
@@ -130,14 +133,14 @@ def test_images_hold_no_build_tools_and_say_what_they_are(stack: None, service: 
 
 def test_the_engine_image_has_what_the_lock_names_and_a_cpu_build_of_torch(stack: None) -> None:
     lock = (ROOT / "requirements" / "engine.txt").read_text()
-    listed = STACK.execute("engine", "pip", "list", "--format", "freeze").stdout
+    program = "import importlib.metadata as m; print(*[f'{d.name}=={d.version}' for d in m.distributions()])"
+    listed = STACK.execute("engine", "python", "-c", program).stdout
     installed = {name.lower().replace("_", "-"): version for name, version in re.findall(r"(\S+)==(\S+)", listed)}
     beside = {"torch", "pip", "adaptive-k-controller"}
     assert beside <= installed.keys()
     for name in installed.keys() - beside:
         # Some packages have one line for Python 3.11 and another for later ones.
         assert installed[name] in re.findall(rf"^{name}==(\S+)", lock, re.MULTILINE), name
-    assert STACK.execute("engine", "pip", "check").returncode == 0
     told = STACK.execute("engine", "python", "-c", "import torch; print(torch.version.cuda)")
     assert told.stdout.strip() == "None"
 
@@ -146,7 +149,19 @@ def test_the_plug_ins_image_has_it_and_nothing_of_its_sources(stack: None) -> No
     # On a plain Python: vLLM's own image has gigabytes. What the stage itself does is the same.
     tag = "akc-test-vllm"
     arguments = ("--build-arg", f"VLLM_IMAGE={PYTHON_IMAGE}", "--build-arg", f"PYTHON_IMAGE={PYTHON_IMAGE}")
-    docker("build", "--target", "vllm", "--tag", tag, *arguments, "--build-arg", f"REVISION={REVISION}", str(ROOT))
+    docker(
+        "buildx",
+        "build",
+        "--load",
+        "--target",
+        "vllm",
+        "--tag",
+        tag,
+        *arguments,
+        "--build-arg",
+        f"REVISION={REVISION}",
+        str(ROOT),
+    )
     try:
         run = ("run", "--rm", "--entrypoint", "python3", tag, "-c")
         program = (
@@ -166,7 +181,7 @@ def test_akc_is_found_in_both_images(stack: None) -> None:
     told = STACK.execute("controller", "akc", "status")
     assert told.returncode == 0, told.stderr
     assert "smollm2" in told.stdout
-    assert STACK.execute("engine", "akc", "--version").returncode == 0
+    assert STACK.execute("engine", "sh", "-c", "command -v akc").stdout.strip() == "/venv/bin/akc"
 
 
 def redis_cli(user: str, password: str, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -214,7 +229,7 @@ def test_the_documented_commands_show_the_wire(stack: None) -> None:
 
 
 def test_a_password_that_would_break_addresses_is_refused_by_name() -> None:
-    bad = Stack("akc-test-password", AKC_REDIS_PASSWORD="p@ss/word", AKC_REDIS_PORT="16381")
+    bad = Stack("akc-test-password", AKC_REDIS_PASSWORD="p@ss/word", AKC_REDIS_PORT="18381")
     try:
         done = bad.run("run", "--rm", "--no-deps", "redis", seconds=60)
         assert done.returncode == 1

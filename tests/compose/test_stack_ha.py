@@ -17,7 +17,7 @@ STACK = Stack(
     COMPOSE_PROFILES="ha",
     AKC_CONTROLLER_PORT="18082",
     AKC_CONTROLLER_2_PORT="18083",
-    AKC_REDIS_PORT="16380",
+    AKC_REDIS_PORT="18380",
     **dict(re.findall(r"^# (AKC_REDIS_(?:SCHEME|ADDRESS))=(.+)$", (ROOT / ".env").read_text(), re.MULTILINE)),
 )
 SERVERS = ("redis", "redis-replica", "sentinel", "sentinel-2", "sentinel-3", "controller", "controller-2")
@@ -26,7 +26,7 @@ compose, until = STACK.compose, STACK.until
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[None]:
-    with STACK.up(*SERVERS, "simulated"):
+    with STACK.up("--wait", "--wait-timeout", "300", *SERVERS, "simulated"):
         yield
 
 

@@ -76,7 +76,10 @@ def test_the_simulations_account_is_an_engines_for_pools_that_say_that_they_are_
     assert {rule for rule in own if rule[0] == "+"} == {rule for rule in engine if rule[0] == "+"} | {"+xrevrange"}
     keys = [rule for rule in own if "akc:" in rule]
     assert all("akc:{virtual-*}:" in rule or rule == "%W~akc:pools" for rule in keys), keys
-    assert "off" in users()["default"]
+
+
+def test_nobody_logs_in_as_default_which_may_replay_all_that_the_append_only_file_has() -> None:
+    assert users()["default"] == ["off", "~*", "&*", "+@all"]
 
 
 def test_the_sentinel_address_of_the_env_file_can_be_read_and_names_every_sentinel() -> None:
