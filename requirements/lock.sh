@@ -7,7 +7,7 @@ resolve() {
   "$uv" pip compile --universal --generate-hashes --python-version 3.11 --override requirements/override.in \
     --no-annotate --no-header --quiet --no-emit-index-url --no-emit-find-links "$@"
 }
-resolve pyproject.toml requirements/build.in requirements/build-tools.in --all-extras -o requirements/lock.txt
+resolve pyproject.toml requirements/build.in requirements/build-tools.in requirements/torch.in --all-extras -o requirements/lock.txt
 resolve requirements/build-tools.in -c requirements/lock.txt -o requirements/build.txt
 resolve pyproject.toml --extra controller -c requirements/lock.txt -o requirements/controller.txt
-resolve pyproject.toml --extra engine -c requirements/lock.txt -o requirements/engine.txt
+resolve pyproject.toml requirements/torch.in --extra engine -c requirements/lock.txt -o requirements/engine.txt

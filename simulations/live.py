@@ -4,13 +4,15 @@ One thread steps all engines, each when its step is over; their links have threa
 """
 
 import heapq
+import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
+from engine.heartbeat import Heartbeat
 from engine.link import EngineDescription, Link, LinkSettings, SettingsError, load
 from engine.link.messages import Keys, decode_frame
 from engine.link.settings import masked
@@ -31,6 +34,7 @@ from simulations.world import Engine
 
 LAG = 1.0  # seconds of delay that engines catch up with; what goes beyond is lost and makes them slower than asked
 _SHOW, _SHOW_IN_LOG, _LOG_WIDTH = 0.5, 10.0, 130
+_BEAT = 1.0  # seconds between heartbeats
 _OFTEN = 0.1  # seconds between frames at least; else one a second of the scenario
 _LOOKED_AT = 100  # newest frames of a pool, to see whether a real engine reports there
 
@@ -46,6 +50,21 @@ def pool_name(scenario: str) -> str:
     ('virtual-published-72b', 'virtual-my-load-2')
     """
     return f"{VIRTUAL}-{re.sub(r'[^A-Za-z0-9._-]', '-', scenario)}"[:64]
+
+
+def address(env: Mapping[str, str] = os.environ) -> str:
+    """The server's address as real engines take it from the environment: what is in there is in no list of processes.
+
+    >>> address({"AKC_REDIS_URL": "redis://a", "REDIS_URL": "redis://b"}), address({"REDIS_URL": "redis://b"})
+    ('redis://a', 'redis://b')
+    >>> address({})
+    Traceback (most recent call last):
+    simulations.live.LiveError: --live is 'env' and neither AKC_REDIS_URL nor REDIS_URL is set; set one or give the URL
+    """
+    for name in ("AKC_REDIS_URL", "REDIS_URL"):
+        if env.get(name):
+            return env[name]
+    raise LiveError("--live is 'env' and neither AKC_REDIS_URL nor REDIS_URL is set; set one or give the URL")
 
 
 class Pool:
@@ -107,6 +126,10 @@ class Pool:
         with ThreadPoolExecutor(len(self.engines)) as threads:
             list(threads.map(VirtualEngine.close, self.engines))
 
+    def reached(self) -> bool:
+        """Whether the last report of every engine arrived."""
+        return all(engine.link.status()["connected"] for engine in self.engines)
+
     def state(self) -> str:
         """Redis, policy and breakers in a sentence."""
         states: list[dict[str, Any]] = [engine.link.status() for engine in self.engines]
@@ -137,18 +160,24 @@ def run(
     pool: str | None = None,
     speed: float = 1.0,
     seconds: float | None = None,
+    heartbeat: Path | None = None,
     console: Console | None = None,
 ) -> Pool:
     """Play until the seconds are over, or SIGINT or SIGTERM comes; then print what came of it.
 
-    Raises `LiveError` when the server cannot be reached or the pool is a real one, `ScenarioError` for a number of
-    engines that the scenario does not allow.
+    `heartbeat`: a file written anew every second in which steps were made and every engine's last report arrived.
+    Raises `LiveError` when the server cannot be reached, the pool is a real one or the file cannot be written,
+    `ScenarioError` for a number of engines that the scenario does not allow.
     """
     console = console or Console()
     if not console.is_terminal:  # rich takes a file for 80 columns wide
         console.width = max(console.width, _LOG_WIDTH)
     if engines is not None:
         scenario = msgspec.structs.replace(scenario, engines=engines)
+    try:
+        heart = Heartbeat(heartbeat) if heartbeat is not None else None
+    except OSError as error:
+        raise LiveError(f"--heartbeat is {str(heartbeat)!r}, which cannot be written: {error}") from None
     name = pool or pool_name(scenario.name)
     settings = _settings(redis_url, name, min(1.0, max(1.0 / speed, _OFTEN)))
     _look_at(settings)
@@ -162,9 +191,18 @@ def run(
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with _stopping() as stop:
         playing = Pool(timeline, link)
-        start = time.monotonic()
+        start = shown = time.monotonic()
+        every = _SHOW_IN_LOG if live is None else _SHOW
+        beaten = 0.0
 
         def show(now: float) -> None:
+            nonlocal shown, beaten
+            if heart is not None and playing.played > beaten and playing.reached():
+                beaten = playing.played
+                heart.beat()
+            if now - shown < every:
+                return
+            shown = now
             if live is not None:
                 about = f"{now - start:.0f} s; the last minute. {playing.state()}"
                 live.update(table(playing.tally, now, title, about), refresh=True)
@@ -173,10 +211,10 @@ def run(
                     f"{now - start:.0f} s: {line(playing.tally, now)}; {playing.state()}", soft_wrap=True, markup=False
                 )
 
-        every = _SHOW_IN_LOG if live is None else _SHOW
+        often = every if heart is None else min(every, _BEAT)
         try:
             with live or nullcontext():
-                playing.play(speed=speed, seconds=seconds, stopped=stop.is_set, wait=stop.wait, show=show, every=every)
+                playing.play(speed=speed, seconds=seconds, stopped=stop.is_set, wait=stop.wait, show=show, every=often)
             end, state = time.monotonic(), playing.state()
         finally:
             playing.close()

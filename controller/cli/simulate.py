@@ -35,12 +35,18 @@ def simulate(
     names: Annotated[bool, typer.Option("--list", help="Name the shipped scenarios and stop.")] = False,
     live: Annotated[
         str | None,
-        typer.Option(metavar="REDIS_URL", help="Play one scenario in real time, before a running controller."),
+        typer.Option(
+            metavar="REDIS_URL",
+            help="Play one scenario in real time, before a running controller. env: of AKC_REDIS_URL or REDIS_URL.",
+        ),
     ] = None,
     engines: Annotated[int | None, typer.Option(min=1, max=256, help="Live: so many, not the scenario's.")] = None,
     pool: Annotated[str | None, typer.Option(help="Live: name of the pool [virtual-SCENARIO]")] = None,
     speed: Annotated[float | None, typer.Option(min=0.01, max=1000, help="Live: times real time [1]")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Live: stop after so long [at Ctrl-C]")] = None,
+    heartbeat: Annotated[
+        Path | None, typer.Option(help="Live: write this file anew every second that is played and reported.")
+    ] = None,
 ) -> None:
     """Play scenarios offline, beside rivals. Example: akc simulate three-domains busy --rivals all --seeds 20"""
     try:
@@ -66,10 +72,11 @@ def simulate(
         if live is not None:
             if json is not None or plots is not None:
                 raise SweepError("--live writes no --json and no --plots: the controller keeps what it learns")  # noqa: TRY301
-            _live(chosen, live, {"engines": engines, "pool": pool, "speed": speed or 1.0, "seconds": seconds})
+            options = {"engines": engines, "pool": pool, "speed": speed or 1.0, "seconds": seconds}
+            _live(chosen, live, {**options, "heartbeat": heartbeat})
             return
-        if any(option is not None for option in (engines, pool, speed, seconds)):
-            raise SweepError("--engines, --pool, --speed and --seconds need --live REDIS_URL")  # noqa: TRY301
+        if any(option is not None for option in (engines, pool, speed, seconds, heartbeat)):
+            raise SweepError("--engines, --pool, --speed, --seconds and --heartbeat need --live REDIS_URL")  # noqa: TRY301
         wanted = [name.strip() for name in rivals.split(",") if name.strip()]
         run(chosen, wanted, seeds, jobs=jobs, backend=backend, json=json, plots=plots)
     except (ScenarioError, SweepError) as error:
@@ -79,12 +86,12 @@ def simulate(
 
 def _live(chosen: "list[Scenario]", redis_url: str, options: dict[str, Any]) -> None:
     """Play one scenario before a running controller. Raises `LiveError`, a `ValueError`, where that cannot be."""
-    from simulations.live import LiveError, run
+    from simulations.live import LiveError, address, run
 
     try:
         if len(chosen) != 1:
             raise LiveError(f"--live plays one scenario; given are {len(chosen)}")  # noqa: TRY301
-        run(chosen[0], redis_url, **options)
+        run(chosen[0], address() if redis_url == "env" else redis_url, **options)
     except LiveError as error:
         typer.echo(f"akc: {error}", err=True)
         raise typer.Exit(2) from None

@@ -304,15 +304,64 @@ def test_a_server_that_is_not_there_is_named(app: typer.Typer) -> None:
     [
         (["three-domains", "--live", "http://x"], "akc: --live is 'http://x' (command line); allowed: text matching"),
         (["three-domains", "dip", "--live", "redis://x"], "akc: --live plays one scenario; given are 2"),
-        (["three-domains", "--speed", "2"], "akc: --engines, --pool, --speed and --seconds need --live REDIS_URL"),
+        (
+            ["three-domains", "--speed", "2"],
+            "akc: --engines, --pool, --speed, --seconds and --heartbeat need --live REDIS_URL",
+        ),
         (["one-liar", "--live", "redis://x", "--engines", "1"], "akc: hostile is 1; allowed: fewer than engines (1)"),
         (["dip", "--live", "redis://x", "--json", "a"], "akc: --live writes no --json and no --plots"),
+        (["dip", "--live", "env"], "akc: --live is 'env' and neither AKC_REDIS_URL nor REDIS_URL is set"),
+        (["dip", "--live", "redis://x", "--heartbeat", "/no/such/a"], "akc: --heartbeat is '/no/such/a', which cannot"),
     ],
 )
-def test_arguments_that_do_not_fit_are_explained(app: typer.Typer, arguments: list[str], message: str) -> None:
+def test_arguments_that_do_not_fit_are_explained(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    for name in ("AKC_REDIS_URL", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert result.output.startswith(message)
+
+
+def test_the_address_comes_from_the_environment(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AKC_REDIS_URL", "redis://me:secret@127.0.0.1:1/0")
+    result = CliRunner().invoke(app, ["three-domains", "--live", "env"])
+    assert result.exit_code == 2
+    assert "akc: Redis at redis://me:***@127.0.0.1:1/0 cannot be reached (" in result.output
+
+
+def test_the_heart_beats_while_steps_are_reported_and_stops_when_redis_is_gone(tmp_path: Path) -> None:
+    socket_, file = tmp_path / "s", tmp_path / "alive"
+
+    def beats() -> int:
+        return int(file.read_text()) if file.exists() else 0
+
+    with ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=socket_, config={"appendonly": "no"}):
+        command = "from controller.cli import main; main()"
+        arguments = ["simulate", "three-domains", "--engines", "2", "--live", "env", "--heartbeat", str(file)]
+        environment = {**os.environ, "AKC_REDIS_URL": f"unix://{socket_}"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", command, *arguments], stdout=subprocess.DEVNULL, env=environment
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while beats() < 2:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        deadline = time.monotonic() + 60
+        while time.time() - file.stat().st_mtime < 4.0:  # four beats are missing
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_real_pool_is_left_alone(client: "redis.Redis", server: str) -> None:
