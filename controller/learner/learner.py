@@ -283,7 +283,7 @@ class Learner:
         earned = self.account.earned(now, len(self.contexts), ("adaptive", "probe"))
         by_load = {load: (float(plain[at]), float(plain_sd[at])) for at, load in enumerate(self.spec.loads)}
         return Estimates(
-            curve_points(belief, counts, self.contexts.names, self.spec),
+            curve_points(belief, counts, self.contexts.names, self.spec, rng),
             cost_rows(groups, prices, rng),
             achieved_rows(earned, self.contexts.names, prices, plain, plain_sd),
             by_load,
