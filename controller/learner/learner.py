@@ -26,7 +26,7 @@ from controller.learner.outlook import outlook, rows_at
 from controller.learner.prices import Prices, Single, prices_at
 from controller.learner.standing import Basis, Standing
 from controller.learner.steps import StepEvidence, Sums
-from controller.learner.whatif import Imagined, bucket_index, expected, shares
+from controller.learner.whatif import Imagined, bucket_index, everywhere, expected, shares
 from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
 
@@ -309,7 +309,8 @@ class Learner:
         names = self.contexts.names
         shown = {name: float(share) for name, share in zip(names, here, strict=True) if share > 0}
         arms = expected(seen, names, self.spec, self.stay.top[:, at], here)
-        return Imagined(self.spec.loads[at], rows, shown, arms)
+        fixed = everywhere(drawn, self.spec.loads[at], rows, here, tokens, self.spec, self.stay.top[:, at])
+        return Imagined(self.spec.loads[at], rows, shown, arms, fixed)
 
     def dump(self) -> bytes:
         """The whole state, for `load`."""
