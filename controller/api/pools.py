@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
@@ -37,7 +39,8 @@ class PoolSummary:
     """One pool at a glance. All but the first fields are null where another replica leads, or before the first frame.
 
     `problem`: why the pool is not served right now, or which of its engines are not like the first, and how.
-    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read. `explored`:
+    `stale`: no frame for a while, or the policy ran out; false on a replica that stands by. `catching_up`: old frames
+    are still being read. `explored`:
     share of the last minute's row-steps that the policy gives to other arms than each domain's most probable one.
     """
 
@@ -64,6 +67,9 @@ class PoolSummary:
     decisions: int | None = None
     switches: int | None = None
     changes: int | None = None
+    budget_steps: Annotated[
+        float | None, Field(description="plain steps that a domain and regime may lose to exploring, while it is new")
+    ] = None
     measured_gain: Measured | None = None
 
 
@@ -83,7 +89,10 @@ def summary(loop: PoolLoop) -> PoolSummary:
     """The summary of the pool that `loop` serves."""
     view = loop.view
     if view is None:
-        return PoolSummary(loop.store.pool, loop.role, loop.complaint, stale=True, catching_up=loop.catching_up)
+        away = loop.role == "standby"
+        return PoolSummary(
+            loop.store.pool, loop.role, loop.complaint, stale=not away, catching_up=loop.catching_up and not away
+        )
     live = [engine for engine in view.engines if engine.ended is None]
     return PoolSummary(
         pool=view.pool,
@@ -109,6 +118,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         decisions=view.decisions,
         switches=view.switches,
         changes=view.changes,
+        budget_steps=None if view.gate is None else view.gate.budget,
         measured_gain=view.measured,
     )
 

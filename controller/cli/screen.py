@@ -63,7 +63,8 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
     summary = seen.summary
     away = f"{lost}; trying again. What you see is {now - seen.taken:.0f} s old" if lost else None
     if summary.time is None or summary.traffic is None or summary.frames is None:
-        return Text(f"{summary.pool}: {away or summary.problem or summary.role}")
+        here = "stands by; another replica leads this pool" if summary.role == "standby" else summary.role
+        return Text(f"{summary.pool}: {away or summary.problem or here}")
     traffic = summary.traffic
     head = Text.assemble(
         (summary.pool, "bold"), "  ", (f"{ratio(traffic.speedup)} plain decoding", "bold green" if pays(traffic.speedup)

@@ -16,7 +16,7 @@ from controller.cli.following import AGAIN_SECONDS, Screen, Snapshot, follow
 from controller.cli.screen import pool_table
 from controller.client import Client, ControllerError
 from tests.controller.process import free_port
-from tests.controller.site import ADMIN, READER, serving
+from tests.controller.site import ADMIN, READER, serving, standing_by
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,15 @@ def test_status_tells_of_every_pool(url: str) -> None:
     _, text = akc(url, "status", "--json", token=None)
     (pool,) = json.loads(text)
     assert (pool["pool"], pool["target"], {d["domain"] for d in pool["domains"]}) == ("p", "smol", {"code", "chat"})
+
+
+def test_a_replica_that_stands_by_is_healthy(tmp_path: Path) -> None:
+    with serving(tmp_path) as site, standing_by(site, tmp_path) as other:
+        code, text = akc(other, "status", token=None)
+        assert (code, text.strip()) == (0, "p: stands by; another replica leads this pool")
+        with Client(other) as client:
+            summary = client.pool("p")
+        assert (summary.role, summary.stale, summary.catching_up, summary.time) == ("standby", False, False, None)
 
 
 def test_explain_gives_the_reason_the_curve_and_the_arms(url: str) -> None:
