@@ -199,7 +199,7 @@ async function poolPage(pool, signal) {
     const pinned = (d) => orders?.pins.findLast((p) => p.domain === d.domain && (p.regime === null || p.regime === d.regime));
     fill(domains, served.length ? table("Domains", [
       ["domain", (d) => h("a", { href: href(pool, d.domain) }, d.domain)], ["regime", (d) => d.regime],
-      ["choice", (d) => [d.now ? (d.now.draft === "none" ? "no speculation" : `K = ${d.now.k} on ${d.now.draft}`) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part))],
+      ["choice", (d) => h("span", { class: "whole" }, d.now ? (d.now.draft === "none" ? "no speculation " : `K = ${d.now.k} on ${d.now.draft} `) : "– ", pinned(d) && h("span", { class: "tag on" }, "pinned"))],
       ["at load", (d) => number(d.now?.load), true], ["speedup expected", (d) => ratio(d.now?.speedup), true], ["tokens/s a request", (d) => number(d.recent.tokens_per_second, 1), true],
       ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
     ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."));
@@ -209,7 +209,7 @@ async function poolPage(pool, signal) {
       ["step, median / 95%", (e) => (e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`), true],
       ["seen", (e) => (e.ended ? "ended" : ago(Math.max(0, Date.now() / 1000 - e.last_seen))), true],
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
-    fill(audit, log.length ? table("Events", [["time", (e) => day(e.time)], ["who", (e) => e.who], ["what", (e) => e.what], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
+    fill(audit, log.length ? table("Events", [["time", (e) => h("span", { class: "whole" }, day(e.time))], ["who", (e) => e.who], ["what", (e) => e.what], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
     if (away) return;
     charts.goodput(nodes.goodput, moments);
     charts.choices(nodes.choices, moments);
