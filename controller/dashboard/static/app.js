@@ -209,7 +209,7 @@ async function poolPage(pool, signal) {
       ["step, median / 95%", (e) => (e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`), true],
       ["seen", (e) => (e.ended ? "ended" : ago(Math.max(0, Date.now() / 1000 - e.last_seen))), true],
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
-    fill(audit, log.length ? table("Events", [["time", (e) => h("span", { class: "whole" }, day(e.time))], ["who", (e) => e.who], ["what", (e) => e.what], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
+    fill(audit, log.length ? table("Events", [["time", (e) => h("span", { class: "whole" }, day(e.time))], ["who", (e) => e.who], ["what", (e) => h("span", { class: "words" }, e.what)], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
     if (away) return;
     charts.goodput(nodes.goodput, moments);
     charts.choices(nodes.choices, moments);
