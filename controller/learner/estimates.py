@@ -15,7 +15,7 @@ from controller.learner.evidence import Context
 from controller.learner.prices import prices_at
 from controller.learner.steps import Sums
 
-_DRAWS = 512  # of curves: the quantiles are off by a tenth of the standard deviation at most
+_DRAWS = 512  # of curves: a quantile is off by about a tenth of the standard deviation
 
 
 class CurvePoint(NamedTuple):
