@@ -215,11 +215,11 @@ def _curves(subject: Subject) -> dict[tuple[str, str], list[view.Curve]]:
     curves: dict[tuple[str, str], list[view.Curve]] = defaultdict(list)
     for (domain, regime, draft), row in points.items():
         seen, accepted = raw[domain, regime, draft]
-        positions, survival = [], 1.0
+        positions = []
         for point in row:
             i = point.position - 1
-            survival *= point.mean
             acceptance = view.Interval(point.mean, point.low, point.high)
+            survival = view.Interval(point.survival, point.survival_low, point.survival_high)
             counted = (seen[i], accepted[i]) if i < len(seen) else (0, 0)
             positions.append(view.Position(point.position, acceptance, survival, *counted))
         first = row[0]

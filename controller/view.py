@@ -129,7 +129,7 @@ class Position:
 
     position: int
     acceptance: Interval
-    survival: Annotated[float, Field(description="P(this and all before are kept): the product of the means")]
+    survival: Annotated[Interval, Field(description="P(this and all before are kept)")]
     seen: Annotated[int, Field(description="raw count over the pool's life, origins that feed the curve")]
     accepted: int
 

@@ -11,7 +11,7 @@ from controller.api.events import Moment, PlayedThen
 from controller.api.health import Health
 from controller.api.pools import PoolName, PoolSummary
 from controller.api.steer import MeasureView, OrdersView, PinView
-from controller.api.whatif import Answer, ExpectedArm
+from controller.api.whatif import Answer, ExpectedArm, FixedArm
 from controller.api.whoami import Who
 from controller.view import (
     Arm,
@@ -59,8 +59,8 @@ _CURVE = Curve(
     412.0,
     Spread(310.0, 0.11, 2_020.0, 4.9),
     [
-        Position(1, Interval(0.82, 0.79, 0.85), 0.82, 60_210, 49_372),
-        Position(2, Interval(0.75, 0.71, 0.79), 0.615, 49_372, 37_029),
+        Position(1, Interval(0.82, 0.79, 0.85), Interval(0.82, 0.79, 0.85), 60_210, 49_372),
+        Position(2, Interval(0.75, 0.71, 0.79), Interval(0.615, 0.57, 0.66), 49_372, 37_029),
     ],
 )
 
@@ -99,6 +99,7 @@ _SUMMARY = PoolSummary(
     evidence=Evidence(0, 0, 0, {"acceptance": 0, "moments": 0, "cost": 2, "account": 0}),
     traffic=PoolTraffic(60.0, 5640, 1980, 47.5, 118.7, 1.85, _SPEEDUP, 11.97, 471.2, 3.97, 1.31),
     explored=0.17,
+    budget_steps=6.0,
     policy_version=VERSION,
     policy_expires=NOW + 55,
     decisions=9_120,
@@ -118,12 +119,14 @@ _MOMENT = Moment(
 )  # fmt: skip
 
 _NO_LOSS, _LOSS = Interval(0.0, 0.0, 0.0), Interval(0.01, 0.0, 0.03)
+_FIXED = FixedArm("eagle", 4, Interval(1.30, 1.22, 1.36), Interval(1.31, 1.25, 1.37), Interval(0.01, 0.0, 0.03))
 _ANSWER = Answer(
     8, 11.2, {"code": 0.75, "chat": 0.25},
     [
         ExpectedArm("code", "greedy", "eagle", 3, 702.0, Interval(1.31, 1.25, 1.37), _NO_LOSS, False, False),
         ExpectedArm("code", "greedy", "eagle", 4, 695.0, Interval(1.30, 1.22, 1.36), _LOSS, True, True),
     ],
+    _FIXED,
 )  # fmt: skip
 
 _ROUTE = Route(

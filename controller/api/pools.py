@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from controller.api.access import LoopOf, SupervisorOf
 from controller.api.problems import documented
@@ -37,9 +39,10 @@ class PoolSummary:
     """One pool at a glance. All but the first fields are null where another replica leads, or before the first frame.
 
     `problem`: why the pool is not served right now, or which of its engines are not like the first, and how.
-    `stale`: no frame for a while, or the policy ran out; `catching_up`: old frames are still being read. `explored`:
-    share of the last minute's row-steps for which requests were given another arm than their domain's most probable
-    one, to learn about it: 0 under a pin and where all play the static choice. `note`: what the mode cannot tell.
+    `stale`: no frame for a while, or the policy ran out; false on a replica that stands by. `catching_up`: old frames
+    are still being read. `explored`: share of the last minute's row-steps for which requests were given another arm
+    than their domain's most probable one, to learn about it: 0 under a pin and where all play the static choice.
+    `note`: what the mode cannot tell.
     """
 
     pool: str
@@ -65,6 +68,9 @@ class PoolSummary:
     decisions: int | None = None
     switches: int | None = None
     changes: int | None = None
+    budget_steps: Annotated[
+        float | None, Field(description="plain steps that a domain and regime may lose to exploring, while it is new")
+    ] = None
     measured_gain: Measured | None = None
     note: str | None = None
 
@@ -85,7 +91,10 @@ def summary(loop: PoolLoop) -> PoolSummary:
     """The summary of the pool that `loop` serves."""
     view = loop.view
     if view is None:
-        return PoolSummary(loop.store.pool, loop.role, loop.complaint, stale=True, catching_up=loop.catching_up)
+        away = loop.role == "standby"
+        return PoolSummary(
+            loop.store.pool, loop.role, loop.complaint, stale=not away, catching_up=loop.catching_up and not away
+        )
     live = [engine for engine in view.engines if engine.ended is None]
     return PoolSummary(
         pool=view.pool,
@@ -111,6 +120,7 @@ def summary(loop: PoolLoop) -> PoolSummary:
         decisions=view.decisions,
         switches=view.switches,
         changes=view.changes,
+        budget_steps=None if view.gate is None else view.gate.budget,
         measured_gain=view.measured,
         note=view.note,
     )

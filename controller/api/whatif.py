@@ -10,7 +10,7 @@ from pydantic import Field
 from controller.api.access import LoopOf
 from controller.api.problems import ProblemError, documented
 from controller.api.steer import Body
-from controller.learner.whatif import Expected
+from controller.learner.whatif import Expected, Fixed
 from controller.steering import OrderError, check_arm
 from controller.view import DomainName, DraftName, Interval, RegimeName
 from engine.link.messages import MAX_K, Regime
@@ -54,13 +54,27 @@ class ExpectedArm:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedArm:
+    """The static choice for all requests of all domains. `speedup`: of the batch over plain; `learned`: the same of
+    what policies play now; `loss`: share of goodput that the static choice gives up against that."""
+
+    draft: DraftName
+    k: int
+    speedup: Interval
+    learned: Interval
+    loss: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """`load`: the bucket's lower bound; `rows`: mean rows of its steps; `arms`: by domain, best first."""
+    """`load`: the bucket's lower bound; `rows`: mean rows of its steps; `arms`: by domain, best first; `fixed`: the
+    static choice for all, null where no engine has its draft. Pins are left out of what policies play."""
 
     load: int
     rows: float
     mix: dict[str, float]
     arms: list[ExpectedArm]
+    fixed: FixedArm | None
 
 
 def _arm(arm: Expected) -> ExpectedArm:
@@ -68,9 +82,14 @@ def _arm(arm: Expected) -> ExpectedArm:
     return ExpectedArm(arm.domain, arm.regime, arm.draft, arm.k, arm.goodput, speedup, loss, arm.in_force, arm.chosen)
 
 
+def _fixed(arm: Fixed) -> FixedArm:
+    return FixedArm(arm.draft, arm.k, Interval(*arm.speedup), Interval(*arm.learned), Interval(*arm.loss))
+
+
 @router.post("", responses=documented(400, 404, 408, 413, 422, 503))
 async def ask(loop: LoopOf, body: Question) -> Answer:
-    """What arms would bring at another load or mix, or what a pin would cost; changes nothing."""
+    """What arms would bring at another load or mix, what a pin would cost, or what the static choice would bring for
+    all; changes nothing."""
     tuner = loop.tuner
     if tuner is None or loop.role != "leading":
         raise ProblemError(503, "Not here", f"Ask the replica that leads: {loop.explain()}", {"Retry-After": "2"})
@@ -97,4 +116,5 @@ async def ask(loop: LoopOf, body: Question) -> Answer:
     mix: dict[str, float] = {}
     for (domain, _), share in made.mix.items():
         mix[domain] = mix.get(domain, 0.0) + share
-    return Answer(made.load, made.rows, mix, sorted(arms, key=lambda arm: (arm.domain, arm.regime, arm.loss.value)))
+    ordered = sorted(arms, key=lambda arm: (arm.domain, arm.regime, arm.loss.value))
+    return Answer(made.load, made.rows, mix, ordered, None if made.fixed is None else _fixed(made.fixed))

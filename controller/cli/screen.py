@@ -79,7 +79,8 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
     summary = seen.summary
     away = f"{lost}; trying again. What you see is {now - seen.taken:.0f} s old" if lost else None
     if summary.time is None or summary.traffic is None or summary.frames is None:
-        return Text(f"{summary.pool}: {away or summary.problem or summary.role}")
+        here = "stands by; another replica leads this pool" if summary.role == "standby" else summary.role
+        return Text(f"{summary.pool}: {away or summary.problem or here}")
     traffic = summary.traffic
     head = Text.assemble(
         (summary.pool, "bold"), "  ", (f"{ratio(traffic.speedup)} plain decoding", "bold green" if pays(traffic.speedup)
@@ -199,12 +200,12 @@ def domain_tables(domain: Domain) -> Iterator[RenderableType]:
         sd = curve.spread.sd
         differ = "how much requests differ is not known yet" if sd is None else f"requests differ by {sd:.2f} (sd)"
         worth = f"{curve.spread.observed:,.0f} steps lately, worth {curve.effective_n:,.0f} independent ones"
-        table = _Table("position", "kept", "90% interval", "survival", "seen", "accepted",
+        table = _Table("position", "kept", "90% interval", "survival", "90% interval", "seen", "accepted",
                        title=f"{curve.draft}: {worth}; {differ}")  # fmt: skip
         for p in curve.positions:
-            a = p.acceptance
-            table.add_row(str(p.position), f"{a.value:.3f}", f"{a.low:.3f}-{a.high:.3f}", f"{p.survival:.3f}",
-                          f"{p.seen:,}", f"{p.accepted:,}")  # fmt: skip
+            a, s = p.acceptance, p.survival
+            table.add_row(str(p.position), f"{a.value:.3f}", f"{a.low:.3f}-{a.high:.3f}", f"{s.value:.3f}",
+                          f"{s.low:.3f}-{s.high:.3f}", f"{p.seen:,}", f"{p.accepted:,}")  # fmt: skip
         yield table
     main = next((choice for choice in domain.choices if choice.load == domain.main_load), None)
     if main is not None:

@@ -139,6 +139,13 @@ class Curves:
         second = np.tensordot(_WEIGHTS, second_given, axes=1)
         return mean, np.maximum(second - mean**2, 1e-12)
 
+    def survival(self) -> Array:
+        """Mean of P(this position and all before are kept): positions are independent given the shift, which is
+        integrated out as in `marginal`."""
+        alpha, beta = self.given(self.shift_mean + self.shift_sd * _NODES[:, None, None])
+        kept = np.cumprod(alpha / (alpha + beta), axis=-1)
+        return np.asarray(np.tensordot(_WEIGHTS, kept, axes=1), dtype=np.float64)
+
     def beta(self) -> tuple[Array, Array]:
         """(alpha, beta) of the Beta with each position's marginal mean and variance."""
         mean, variance = self.marginal()

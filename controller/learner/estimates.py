@@ -15,6 +15,8 @@ from controller.learner.evidence import Context
 from controller.learner.prices import prices_at
 from controller.learner.steps import Sums
 
+_DRAWS = 512  # of curves: a quantile is off by about a tenth of the standard deviation
+
 
 class CurvePoint(NamedTuple):
     """Acceptance of one draft at one position (1 first) in one context: posterior mean, 90% interval, evidence."""
@@ -26,6 +28,9 @@ class CurvePoint(NamedTuple):
     mean: float
     low: float
     high: float
+    survival: float  # P(this and all before are kept), with its 90% interval
+    survival_low: float
+    survival_high: float
     effective: float  # observations after the design effect
     seen: float  # observations as faded
     accepted: float
@@ -80,7 +85,19 @@ class Estimates(NamedTuple):
     deff: dict[Context, float]
 
 
-def curve_points(curves: Curves, counts: Counts, contexts: list[Context], spec: PoolSpec) -> list[CurvePoint]:
+def survival_interval(curves: Curves, rng: np.random.Generator) -> tuple[Array, Array]:
+    """5% and 95% quantiles of survival, [contexts, drafts, positions] each, over draws of whole curves.
+
+    The positions of a draw share its shift, and else err each by itself: the product of the positions' own bounds would
+    be a band that holds nearly everything."""
+    draws = np.cumprod(curves.draws(rng, _DRAWS), axis=1)
+    low, high = np.quantile(draws, (0.05, 0.95), axis=3)
+    return low.transpose(0, 2, 1), high.transpose(0, 2, 1)
+
+
+def curve_points(
+    curves: Curves, counts: Counts, contexts: list[Context], spec: PoolSpec, rng: np.random.Generator
+) -> list[CurvePoint]:
     """Rows for every position a draft can reach."""
     alpha, beta = curves.beta()
     mean = alpha / (alpha + beta)
@@ -90,6 +107,8 @@ def curve_points(curves: Curves, counts: Counts, contexts: list[Context], spec: 
         mean,
         low,
         high,
+        curves.survival(),
+        *survival_interval(curves, rng),
         counts.effective_seen,
         counts.seen,
         counts.accepted,

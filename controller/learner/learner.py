@@ -35,7 +35,7 @@ from controller.learner.outlook import outlook, rows_at
 from controller.learner.prices import Prices, Single, prices_at
 from controller.learner.standing import Basis, Standing
 from controller.learner.steps import StepEvidence, Sums
-from controller.learner.whatif import Imagined, bucket_index, expected, shares
+from controller.learner.whatif import Imagined, bucket_index, everywhere, expected, shares
 from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
 
@@ -299,7 +299,7 @@ class Learner:
         earned = self.account.earned(now, len(names), ("adaptive", "probe"))
         apart = np.array([deff[name] for name in names])
         return Estimates(
-            curve_points(belief, counts, names, self.spec),
+            curve_points(belief, counts, names, self.spec, rng),
             cost_rows(groups, prices, rng),
             achieved_rows(earned, names, prices, plain, plain_sd, prefill, apart),
             dict(zip(loads, zip(plain.tolist(), plain_sd.tolist(), strict=True), strict=True)),
@@ -330,7 +330,8 @@ class Learner:
         names = self.contexts.names
         shown = {name: float(share) for name, share in zip(names, here, strict=True) if share > 0}
         arms = expected(seen, names, self.spec, self.stay.top[:, at], here)
-        return Imagined(self.spec.loads[at], rows, shown, arms)
+        fixed = everywhere(drawn, self.spec.loads[at], rows, here, tokens, self.spec, self.stay.top[:, at])
+        return Imagined(self.spec.loads[at], rows, shown, arms, fixed)
 
     def dump(self) -> bytes:
         """The whole state, for `load`."""

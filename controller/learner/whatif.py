@@ -8,9 +8,11 @@ import numpy as np
 from controller.learner.config import PoolSpec
 from controller.learner.discount import Array
 from controller.learner.evidence import Context
-from controller.learner.outlook import Outlook
+from controller.learner.goodput import Choice, evaluate
+from controller.learner.outlook import Outlook, rows_at
 from controller.learner.policy import Top, arm_name, flat_arms
-from engine.link.messages import load_bucket
+from controller.learner.prices import Prices, Single
+from engine.link.messages import NO_DRAFT, StaticChoice, load_bucket
 
 _Z90 = 1.6449
 
@@ -32,13 +34,26 @@ class Expected(NamedTuple):
     in_force: bool = False
 
 
+class Fixed(NamedTuple):
+    """One arm for all requests. Speedups of the batch over plain, with 90% intervals: `speedup` of that arm, `learned`
+    of what policies play now; `loss`: share of goodput that the one arm gives up against that (negative: it gains)."""
+
+    draft: str
+    k: int
+    speedup: tuple[float, float, float]
+    learned: tuple[float, float, float]
+    loss: tuple[float, float, float]
+
+
 class Imagined(NamedTuple):
-    """A batch that is imagined: the load bucket it falls into, its mean rows, shares of the contexts, their arms."""
+    """A batch that is imagined: the load bucket it falls into, its mean rows, shares of the contexts, their arms; and
+    the static choice for all of them, where its draft is loaded."""
 
     load: int
     rows: float
     mix: dict[Context, float]
     arms: list[Expected]
+    fixed: Fixed | None
 
 
 def shares(mix: Mapping[str, float], present: Array, names: list[Context]) -> Array:
@@ -103,3 +118,68 @@ def expected(seen: Outlook, names: list[Context], spec: PoolSpec, top: Top, mix:
                 (float(mean[arm]), float(low[arm]), float(high[arm])), arm == max(int(top[at]), 0),
             ))  # fmt: skip
     return rows
+
+
+def static_level(static: StaticChoice, spec: PoolSpec) -> tuple[int, int] | None:
+    """(draft, level) as engines play the static choice, a K they have not prepared as the next smaller one; level 0
+    without speculation. None where no engine has the draft.
+
+    >>> from engine.link.messages import DraftInfo
+    >>> spec = PoolSpec((DraftInfo("ngram", "ngram", 4), DraftInfo("small", "model", 8)), (0, 2, 4, 8), max_batch=1)
+    >>> [static_level(StaticChoice(*arm), spec) for arm in (("small", 5), ("ngram", 8), ("none", 0), ("big", 2))]
+    [(1, 2), (0, 2), (0, 0), None]
+    """
+    if static.draft == NO_DRAFT or static.k == 0:
+        return 0, 0
+    names = [draft.name for draft in spec.drafts]
+    if static.draft not in names:
+        return None
+    return names.index(static.draft), sum(0 < k <= static.k for k in spec.allowed(static.draft))
+
+
+def everywhere(
+    prices: Prices, load: int, load_rows: float, mix: Array, tokens: Single, spec: PoolSpec, top: Top
+) -> Fixed | None:
+    """The static choice for all contexts against the arms in play, top [C] (below 0: none yet); mix [C], tokens
+    [C, Kn, J, S]. None where the static draft is not loaded, or no row ever ran.
+
+    Goodput is that of one batch of the load; at batch 1, of steps of one row each, shared as the mix is.
+    """
+    static = static_level(spec.static, spec)
+    if static is None or not mix.any():
+        return None
+    _, count, _, s = tokens.shape
+    rows, core = rows_at(load_rows, mix)
+    members = np.flatnonzero(mix > 0 if load == 1 else core)
+    arms = np.maximum(top[members], 0)
+    draft, level = np.divmod(arms - 1, count - 1)
+    learned = np.where(arms > 0, draft, 0), np.where(arms > 0, level + 1, 0)
+    k = np.array(spec.ks, dtype=np.float32)
+
+    def goodput(drafts: Top, levels: Top) -> Array:
+        choice = Choice(*(np.repeat(one[:, None], s, axis=1) for one in (drafts, levels)))
+        if load > 1:
+            earned, spent = evaluate(prices, rows[members].astype(np.float32), tokens[members], k, choice)
+            return np.asarray(earned / spent, dtype=np.float64)
+        one, sums = np.ones(1, dtype=np.float32), np.zeros((2, s))
+        for i, at in enumerate(members.tolist()):
+            mine = Choice(choice.draft[i : i + 1], choice.level[i : i + 1])
+            sums += mix[at] * np.array(evaluate(prices, one, tokens[at : at + 1], k, mine))
+        return np.asarray(sums[0] / sums[1], dtype=np.float64)
+
+    nothing = np.zeros_like(members)
+    plain, fixed, free = (
+        goodput(*both) for both in ((nothing, nothing), (nothing + static[0], nothing + static[1]), learned)
+    )
+    loss = 1.0 - fixed / free
+    draft_name = NO_DRAFT if static[1] == 0 else spec.static.draft
+    return Fixed(
+        draft_name, spec.ks[static[1]], _summed(fixed / plain), _summed(free / plain),
+        (float(1.0 - fixed.mean() / free.mean()), *np.quantile(loss, (0.05, 0.95)).tolist()),
+    )  # fmt: skip
+
+
+def _summed(draws: Array) -> tuple[float, float, float]:
+    """Mean and 90% interval."""
+    low, high = np.quantile(draws, (0.05, 0.95)).tolist()
+    return float(draws.mean()), low, high

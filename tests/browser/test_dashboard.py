@@ -1,5 +1,7 @@
 """The dashboard in a real Chromium, beside the API it shows. `make test-browser` leaves pictures in out/browser."""
 
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,16 +10,17 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Route, expect, sync_playwright
 
 from controller.client import Client
 from engine.link.messages import Keys, encode
-from tests.controller.site import ADMIN, READER, Site, serving
+from tests.controller.site import ADMIN, READER, Site, serving, standing_by
 
 pytestmark = pytest.mark.browser
 
 OUT = Path(__file__).parents[2] / "out" / "browser"
 SLOW = 30_000  # milliseconds that a page may take on a busy machine
+LINK = '<a href="http://evil.example">code</a>'
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     assert path, "Chromium is needed: apt-get install chromium"
+    expect.set_options(timeout=SLOW)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
@@ -73,6 +77,30 @@ def sign_in(page: Page, secret: str) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
+def tab_to(page: Page, wanted: Locator) -> None:
+    """Press Tab until it is there, as somebody without a mouse would."""
+    expect(wanted).to_be_visible()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("(node) => node === document.activeElement"):
+            return
+    raise AssertionError(f"60 times Tab do not reach {wanted}")
+
+
+def hover_last_point(page: Page, chart: Locator) -> Locator:
+    """Put the mouse over the newest point of a chart's first line; the layer that tells about it."""
+    at = chart.evaluate(
+        "(node) => { const { xaxis, yaxis, _size } = node._fullLayout, { x, y } = node.data[0];"
+        " return [_size.l + xaxis.d2p(x.at(-1)), _size.t + yaxis.d2p(y.at(-1))]; }"
+    )
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + at[0] - 3, box["y"] + at[1])
+    page.mouse.move(box["x"] + at[0], box["y"] + at[1])
+    return chart.locator(".hoverlayer")
+
+
 def picture(page: Page, name: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=OUT / f"{name}.png", full_page=True)
@@ -101,14 +129,74 @@ def test_the_pool_page_shows_the_api_s_numbers_and_asks_nobody_else(site: Site, 
     assert {url.split("/")[2] for url in watched.asked if url.startswith("http")} == {site.url.split("/")[2]}
 
 
-def test_a_frame_s_news_arrives_without_a_reload(site: Site, watched: Watched) -> None:
+def test_a_frame_s_news_arrives_by_the_stream_while_no_timer_runs(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.clock.install()
+    page.goto(f"{site.url}/#/p")
+    tokens = page.get_by_role("table", name="Domains").get_by_role("row").filter(has_text="code").get_by_role("cell")
+    expect(page.locator("#link")).to_have_text("live")
+    # From here on nothing on the page asks by itself: only an event can bring news.
+    page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 1)
+    before = tokens.last.inner_text()
+    site.report(50)
+    expect(tokens.last).not_to_have_text(before, timeout=SLOW)
+    assert watched.errors == []
+
+
+def test_without_a_mouse_the_content_is_skipped_to(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p")
+    expect(page.locator("#speedup")).to_be_visible()
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    page.keyboard.press("Tab")  # on to what can be reached within it
+    inside = page.evaluate("document.getElementById('main').contains(document.activeElement)")
+    expect(page.get_by_role("heading", level=1)).to_have_text("p")
+    assert (inside, page.evaluate("location.hash")) == (True, "#/p")
+
+
+def test_news_leave_the_keyboard_where_it_was(site: Site, watched: Watched) -> None:
     page = watched.page
     page.goto(f"{site.url}/#/p")
     row = page.get_by_role("table", name="Domains").get_by_role("row").filter(has_text="code")
-    before = row.inner_text()
+    link = row.get_by_role("link", name="code")
+    tab_to(page, link)
+    tokens = row.get_by_role("cell").last
+    before = tokens.inner_text()
     expect(page.locator("#link")).to_have_text("live")
     site.report(50)
-    expect(row).not_to_have_text(before, timeout=SLOW)
+    expect(tokens).not_to_have_text(before)
+    expect(link).to_be_focused()
+
+
+def test_a_domain_is_pinned_without_a_mouse(site: Site, watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/p/chat")
+    tab_to(page, page.get_by_role("button", name="Sign in"))
+    page.keyboard.press("Enter")
+    page.keyboard.type(ADMIN)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="ana (admin)")).to_be_visible()
+    tab_to(page, page.get_by_role("button", name="Pin …"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Draft")).to_be_focused()
+    page.keyboard.press("Home")
+    expect(page.get_by_label("Draft")).to_have_value("none")
+    tab_to(page, page.get_by_label("Why"))
+    page.keyboard.type("no mouse")
+    confirm = page.get_by_role("dialog").get_by_role("button", name="Pin")
+    expect(confirm).to_be_enabled()
+    tab_to(page, confirm)
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("to none at K = 0 by ana: no mouse")).to_be_visible()
+    # Back where it began, though the button has other words now.
+    expect(page.get_by_role("button", name="Pin otherwise …")).to_be_focused()
+    with Client(site.url, ADMIN) as client:
+        client.unpin("p", "chat")
     assert watched.errors == []
 
 
@@ -142,7 +230,9 @@ def test_pin_and_unpin_with_the_price_told_before(site: Site, watched: Watched) 
     page.get_by_role("dialog").get_by_role("button", name="Pin").click()
     expect(page.get_by_text("to none at K = 0 by ana: a test")).to_be_visible()
     with Client(site.url) as client:
-        assert [(p.domain, p.draft, p.k, p.by) for p in client.orders("p").pins] == [("chat", "none", 0, "ana")]
+        (pin,) = client.orders("p").pins
+    # What was priced, and no more: the other regime goes on as it was.
+    assert (pin.domain, pin.regime, pin.draft, pin.k, pin.by) == ("chat", "greedy", "none", 0, "ana")
     page.get_by_role("button", name="Unpin …").click()
     page.get_by_role("dialog").get_by_role("button", name="Unpin").click()
     expect(page.get_by_text("to none at K = 0")).to_have_count(0)
@@ -173,6 +263,71 @@ def test_a_pin_and_shadow_show_what_is_played_and_what_would_be_chosen(site: Sit
     assert watched.errors == []
 
 
+def test_a_pin_of_both_regimes_is_taken_off_one(site: Site, watched: Watched) -> None:
+    page = watched.page
+    with Client(site.url, ADMIN) as client:
+        client.pin("p", "chat", "none", 0)
+        client.pin("p", "chat", "ngram", 2, regime="greedy")
+        page.goto(f"{site.url}/#/p/chat")
+        sign_in(page, ADMIN)
+        expect(
+            page.get_by_text("pinned to ngram at K = 2 by ana", exact=True)
+        ).to_be_visible()  # the later one is in force
+        page.get_by_role("button", name="Unpin …").click()
+        page.get_by_role("dialog").get_by_role("button", name="Unpin").click()
+        expect(page.get_by_role("button", name="Unpin …")).to_have_count(0)
+        assert [(p.regime, p.draft) for p in client.orders("p").pins] == [("sampled", "none")]
+        client.unpin("p", "chat")
+
+
+def test_the_price_told_is_that_of_the_arm_chosen_and_without_one_nothing_is_pinned(
+    site: Site, watched: Watched
+) -> None:
+    page = watched.page
+    held: list[Route] = []
+    page.goto(f"{site.url}/#/p/chat")
+    sign_in(page, ADMIN)
+
+    def late(route: Route) -> None:
+        """The first question is answered last."""
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/what-if", late)
+    cost, confirm = page.locator("#pin-cost"), page.get_by_role("dialog").get_by_role("button", name="Pin")
+    page.get_by_role("button", name="Pin …").first.click()
+    page.get_by_label("Draft").select_option("none")
+    expect(cost).to_contain_text("1.00× (1.00–1.00) plain")
+    expect(confirm).to_be_enabled()
+    told = cost.inner_text()
+    (first,) = held
+    with page.expect_response(lambda answer: answer.request == first.request) as answer:
+        first.continue_()
+    answer.value.finished()
+    page.evaluate("fetch('/healthz').then((answer) => answer.json())")  # what came before it has been read by now
+    assert cost.inner_text() == told
+    # While a question is open, and where it has no answer, there is nothing to confirm.
+    page.unroute("**/what-if")
+    waiting: list[Route] = []
+
+    def hold(route: Route) -> None:
+        waiting.append(route)
+
+    page.route("**/what-if", hold)
+    with page.expect_request("**/what-if"):
+        page.get_by_label("Draft").select_option("ngram")
+    expect(cost).to_have_text("…")
+    expect(confirm).to_be_disabled()
+    waiting[0].fulfill(status=503, body=json.dumps({"title": "Busy", "detail": "No answer in time"}))
+    expect(cost).to_contain_text("No answer in time")
+    expect(confirm).to_be_disabled()
+    page.keyboard.press("Enter")
+    with Client(site.url) as client:
+        assert client.orders("p").pins == []
+
+
 def test_a_reader_sees_and_does_not_steer(site: Site, watched: Watched) -> None:
     page = watched.page
     page.goto(f"{site.url}/#/p")
@@ -185,8 +340,24 @@ def test_the_mode_is_set_and_told(site: Site, watched: Watched) -> None:
     page = watched.page
     page.goto(f"{site.url}/#/p")
     sign_in(page, ADMIN)
+    with Client(site.url) as client:
+        fixed = client.what_if("p", 1).fixed
+    assert fixed is not None
     page.get_by_role("button", name="Mode …").click()
+    cost = page.locator("#mode-cost")
+    expect(cost).to_contain_text(
+        "All requests would follow what is learned. At load 1 the static choice, ngram at K = 2"
+    )
     page.get_by_label("Mode", exact=True).select_option("off")
+    expect(cost).to_contain_text("All requests would play the static choice. At load 1")
+    loss, low, high, static, learned = map(float, re.findall(
+        r"give ([\d.]+)% .*?\((-?[\d.]+)% to (-?[\d.]+)%\).*: ([\d.]+)× .* against ([\d.]+)×", cost.inner_text()
+    )[0])  # fmt: skip
+    sign = -1 if "more" in cost.inner_text() else 1
+    assert 0.01 * sign * loss == pytest.approx(fixed.loss.value, abs=0.002)  # counts fade while the page asks
+    assert 0.01 * low <= 0.01 * loss <= 0.01 * high
+    assert (static, learned) == pytest.approx((fixed.speedup.value, fixed.learned.value), abs=0.011)
+    picture(page, "mode")
     page.get_by_label("Why").fill("maintenance")
     page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
     expect(page.locator(".facts .tag")).to_have_text("off")
@@ -212,6 +383,81 @@ def test_a_label_with_markup_stays_text(site: Site, watched: Watched) -> None:
     link.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"p / {label}")
     assert "Adaptive K" in page.title()
+    assert watched.errors == []
+
+
+def test_a_link_in_a_label_stays_text_in_charts(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with serving(tmp_path, domains=(LINK, "chat"), draft=LINK) as site:
+        page.goto(f"{site.url}/#/p")
+        chart = page.locator("#chart-choices")
+        expect(chart.locator(".legend")).to_contain_text(f"{LINK}, greedy")
+        expect(hover_last_point(page, chart)).to_contain_text(f"{LINK}, greedy")
+        expect(chart.locator(".hoverlayer")).to_contain_text("on <a href=")
+        picture(page, "label")
+        expect(page.locator(".chart a")).to_have_count(0)
+        page.get_by_role("table", name="Domains").get_by_role("link", name=LINK).click()
+        survival, heat = page.locator(".chart").nth(0), page.locator(".chart").nth(1)
+        expect(heat.locator(".main-svg").first).to_contain_text(LINK)
+        expect(hover_last_point(page, survival)).to_contain_text("raw counts")
+        heat.locator(".nsewdrag").hover()
+        expect(heat.locator(".hoverlayer")).to_contain_text(LINK)
+        expect(page.locator(".chart a")).to_have_count(0)
+    assert watched.errors == []
+
+
+def test_learning_anew_tells_what_is_forgotten_and_what_it_may_cost(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with serving(tmp_path, steps=400) as site, Client(site.url) as client:
+        page.goto(f"{site.url}/#/p/code")
+        sign_in(page, ADMIN)
+        (curve,), summary = client.domain("p", "code")[0].curves, client.pool("p")
+        (choice,) = (c for c in client.domain("p", "code")[0].choices if c.load == 1)
+        plain = next(arm.goodput for arm in choice.arms if arm.draft == "none")
+        page.get_by_role("button", name="Learn anew …").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(
+            f"ngram, greedy: {curve.spread.observed:,.0f} steps, worth {curve.effective_n:,.0f} independent ones"
+        )
+        budget = summary.budget_steps
+        assert budget == 6.0
+        expect(dialog).to_contain_text(f"{budget:.1f} steps without speculation take, {budget / plain:.2f} s at load 1")
+        picture(page, "reset")
+        page.get_by_label("Why").fill("a test")
+        dialog.get_by_role("button", name="Learn anew").click()
+        expect(dialog).to_be_hidden()
+        spread = page.get_by_role("table", name="Requests").get_by_role("row").nth(1).get_by_role("cell")
+        expect(spread.nth(4)).to_have_text("0", timeout=SLOW)  # steps counted lately
+        assert client.audit("p")[0].what == "reset domain code"
+
+
+def test_a_replica_that_stands_by_says_so(site: Site, tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with standing_by(site, tmp_path) as url:
+        page.goto(f"{url}/#/p")
+        expect(page.locator("main .note")).to_contain_text("Another replica leads this pool; this one stands by")
+        expect(page.locator("main .note")).to_have_count(1)
+        expect(page.get_by_role("table", name="Events")).to_be_visible()
+        for words in ("No frame has been read yet", "Nothing has been served yet", "No engine has reported"):
+            expect(page.get_by_text(words)).to_be_hidden()
+        picture(page, "standby")
+        page.goto(f"{url}/#/p/code")
+        expect(page.get_by_role("heading", level=1)).to_have_text("p / code")
+        expect(page.locator("main .note")).to_contain_text("this one stands by")
+    assert watched.errors == []
+
+
+def test_what_the_static_choice_brings_is_shown_where_all_play_it(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with serving(tmp_path, variant="static", AKC_MODE="off") as site:
+        page.goto(f"{site.url}/#/p")
+        with Client(site.url) as client:
+            traffic = client.pool("p").traffic
+        assert traffic is not None
+        assert traffic.speedup is not None
+        speedup = traffic.speedup
+        expect(page.locator(".hero")).to_contain_text(f"between {speedup.low:.2f} and {speedup.high:.2f}")
+        picture(page, "off")
     assert watched.errors == []
 
 
@@ -254,16 +500,20 @@ def test_hover_gives_the_posterior_beside_the_raw_counts_and_requests_their_spre
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_a_phone(site: Site, browser: Browser, scheme: Any) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 840}, color_scheme=scheme)
+@pytest.mark.parametrize(("size", "width"), [("phone", 390), ("desktop", 1280)])
+def test_pages_fit_a_phone_and_a_desktop(site: Site, browser: Browser, size: str, width: int, scheme: Any) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 840}, color_scheme=scheme)
     context.set_default_timeout(SLOW)
     page = context.new_page()
     for path, awaited in (("p", "#speedup"), ("p/code", ".reason")):
         page.goto(f"{site.url}/#/{path}")
         expect(page.locator(awaited).first).to_be_visible()
         wide = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
-        assert not wide, f"{path} is wider than a phone"
-        picture(page, f"{path.replace('/', '-')}-phone-{scheme}")
+        assert not wide, f"{path} is wider than a {size}"
+        for table in page.locator(".scroll").all() if size == "desktop" else []:
+            cut = table.evaluate("(node) => node.scrollWidth > node.clientWidth")
+            assert not cut, f"of {path} a table is cut off: {table.inner_text()}"
+        picture(page, f"{path.replace('/', '-')}-{size}-{scheme}")
     context.close()
 
 

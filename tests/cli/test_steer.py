@@ -24,7 +24,7 @@ from controller.view import Arm, Choice, Curve, Domain, Interval, Measured, Posi
 from engine.link.messages import Keys, encode
 from tests.controller.engines import CountingEngine
 from tests.controller.process import free_port
-from tests.controller.site import ADMIN, READER, serving
+from tests.controller.site import ADMIN, READER, serving, standing_by
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,22 @@ def test_titles_drafts_engines_and_reasons_are_no_markup_either() -> None:
     one = Interval(1.0, 1.0, 1.0)
     arm = Arm("[/d]", 2, 1.0, 1.0, one, 1.0, 1.0, 1.0)
     choice = Choice(1, "[/d]", 2, 1.0, one, "[/d] at K = 2", 1, [arm])
-    curve = Curve("[/d]", 1.0, Spread(1.0, None, 1.0, 1.0), [Position(1, one, 1.0, 1, 1)])
+    curve = Curve("[/d]", 1.0, Spread(1.0, None, 1.0, 1.0), [Position(1, one, one, 1, 1)])
     recent = Traffic(60.0, 1, 1, 1.0, None, None, None)
     for part in domain_tables(Domain("[/x]", "greedy", 1, 1, recent, 1, [curve], [choice])):
         console.print(part)
     text = shown.getvalue()
     assert "[/d]: 1 steps lately" in text  # the title
     assert [line for line in text.splitlines() if line.startswith("[/d] ")]  # the arm's row
+
+
+def test_a_replica_that_stands_by_is_healthy(tmp_path: Path) -> None:
+    with serving(tmp_path) as site, standing_by(site, tmp_path) as other:
+        code, text = akc(other, "status", token=None)
+        assert (code, text.strip()) == (0, "p: stands by; another replica leads this pool")
+        with Client(other) as client:
+            summary = client.pool("p")
+        assert (summary.role, summary.stale, summary.catching_up, summary.time) == ("standby", False, False, None)
 
 
 def test_explain_gives_the_reason_the_curve_and_the_arms(url: str) -> None:

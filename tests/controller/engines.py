@@ -13,6 +13,7 @@ from engine.link.messages import (
     MomentCell,
     Regime,
     StaticChoice,
+    Variant,
     Version,
 )
 
@@ -34,6 +35,8 @@ def description(target: str = "smol", drafts: tuple[str, ...] = ("ngram",), max_
 class CountingEngine:
     """Counts steps of one row at K = 2 on its one draft per domain; `frame` reports what changed since the last frame,
     or everything."""
+
+    variant: Variant = "adaptive"  # what its requests follow
 
     def __init__(self, name: str = "e", incarnation: str = "i", started: float = 1_000.0, draft: str = "ngram") -> None:
         self.name, self.incarnation, self.started, self.draft = name, incarnation, started, draft
@@ -78,9 +81,9 @@ class CountingEngine:
             [self.draft], 1, 2, 0, c.count + 1, c.seconds + seconds, c.seconds_sq + seconds**2, _sum(c.sx, x),
             _sum(c.sxx, xx), _sum(c.sxy, [v * seconds for v in x]), hist,
         )  # fmt: skip
-        b = self.cells["account"].get(domain) or AccountCell(domain, regime, 1, "adaptive", 0, 0, 0.0)
+        b = self.cells["account"].get(domain) or AccountCell(domain, regime, 1, self.variant, 0, 0, 0.0)
         self.cells["account"][domain] = AccountCell(
-            domain, regime, 1, "adaptive", b.row_steps + 1, b.tokens + accepted + 1, b.row_seconds + seconds
+            domain, regime, 1, self.variant, b.row_steps + 1, b.tokens + accepted + 1, b.row_seconds + seconds
         )
         self.time += seconds
 

@@ -81,7 +81,7 @@ async def test_a_part_of_a_newer_schema_is_no_damage(client: "Redis", part: str)
 @pytest.mark.parametrize("part", ["checkpoint", *INNER])
 async def test_a_file_takes_the_place_of_a_newer_checkpoint_which_is_kept(client: "Redis", part: str) -> None:
     await commit(client, learned(30))
-    file = await backup.dump(client, "p", "0.1")
+    file = (await backup.dump(client, "p", "0.1")).encode()
     there = await newer(client, part)
     with pytest.raises(backup.BackupError, match="--replace"):
         await backup.load(client, file)

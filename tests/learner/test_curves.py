@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from controller.learner.curves import BASE_MEAN, beta_draws, expected_tokens, fit, strength
+from controller.learner.curves import BASE_MEAN, Curves, beta_draws, expected_tokens, fit, strength
+from controller.learner.estimates import survival_interval
 
 G = np.zeros(3, dtype=np.intp)
 
@@ -49,6 +50,59 @@ def test_draws_have_the_published_mean_and_spread() -> None:
     np.testing.assert_allclose(draws.var(axis=3), variance, rtol=0.08)
     alpha, beta = curves.beta()
     np.testing.assert_allclose(alpha / (alpha + beta), mean, rtol=1e-12)
+
+
+def survives_at_most(curves: Curves, at: int, bound: float) -> float:
+    """P(first and second position are kept at most so often), by two nested integrals: over the shift, and over the
+    first position given it."""
+    mu, sd = curves.shift_mean[at, 0], curves.shift_sd[at, 0]
+
+    def given(u: float) -> float:
+        shift = np.zeros_like(curves.shift_mean)
+        shift[at, 0] = u
+        alpha, beta = (array[at, 0] for array in curves.given(shift))
+        x = np.linspace(0, 1, 801)[1:-1]
+        first = stats.beta(alpha[0], beta[0])
+        weight = np.diff(first.cdf(np.concatenate([[0], (x[1:] + x[:-1]) / 2, [1]])))
+        return float(weight @ special.betainc(alpha[1], beta[1], np.minimum(bound / x, 1.0)))
+
+    u = np.linspace(mu - 5 * sd, mu + 5 * sd, 41)
+    density = stats.norm.pdf(u, mu, sd)
+    return float(np.average([given(one) for one in u], weights=density))
+
+
+def test_survival_lies_in_its_interval_with_probability_nine_tenths() -> None:
+    n = np.array([[[200.0, 100.0]], [[12.0, 4.0]], [[0.0, 0.0]]])
+    a = np.array([[[160.0, 60.0]], [[9.0, 3.0]], [[0.0, 0.0]]])
+    curves = fit(n, a, G)
+    low, high = survival_interval(curves, np.random.default_rng(0))
+    alpha, beta = curves.beta()
+    for at in range(3):
+        # A quantile of 512 draws is off by 0.0096 (sd) in probability; three of these.
+        assert survives_at_most(curves, at, low[at, 0, 1]) == pytest.approx(0.05, abs=0.03)
+        assert survives_at_most(curves, at, high[at, 0, 1]) == pytest.approx(0.95, abs=0.03)
+        # The first position survives as often as it is accepted.
+        for bound, q in ((low, 0.05), (high, 0.95)):
+            assert special.betainc(alpha[at, 0, 0], beta[at, 0, 0], bound[at, 0, 0]) == pytest.approx(q, abs=0.04)
+
+
+def test_mean_survival_is_that_of_quadrature_and_of_the_draws() -> None:
+    n = np.array([[[200.0, 100.0, 5.0]], [[100.0, 30.0, 0.0]]])
+    a = np.array([[[160.0, 60.0, 4.0]], [[30.0, 5.0, 0.0]]])
+    curves = fit(n, a, G[:2])
+    survival = curves.survival()
+    np.testing.assert_allclose(survival[..., 0], curves.marginal()[0][..., 0], rtol=1e-12)
+    draws = curves.draws(np.random.default_rng(0), 40_000).astype(np.float64)
+    np.testing.assert_allclose(np.cumprod(draws, axis=1).mean(axis=3).transpose(0, 2, 1), survival, atol=0.004)
+    mu, sd = curves.shift_mean[0, 0], curves.shift_sd[0, 0]
+
+    def both_kept(u: float) -> float:
+        kept = [(curves.kappa * special.expit(curves.centre[0, 0, i] + u) + a[0, 0, i]) / (curves.kappa + n[0, 0, i])
+                for i in range(2)]  # fmt: skip
+        return float(kept[0] * kept[1] * stats.norm.pdf(u, mu, sd))
+
+    exact, _ = integrate.quad(both_kept, mu - 9 * sd, mu + 9 * sd)
+    assert survival[0, 0, 1] == pytest.approx(exact, abs=2e-4)  # 1e-3 pseudo-counts and 7 nodes
 
 
 def test_nobody_seen_is_the_base_and_wide() -> None:

@@ -195,7 +195,7 @@ def test_no_evidence_and_no_draft_are_no_errors() -> None:
     assert blank.decide(0.0, rng).cells
     estimates = blank.estimates(0.0)
     assert not estimates.achieved
-    assert all(np.isfinite([*p[4:11], p.segments]).all() and np.isnan(p.spread) for p in estimates.curves)
+    assert all(np.isfinite([*p[4:14], p.segments]).all() and np.isnan(p.spread) for p in estimates.curves)
     for spec in (PoolSpec((), (0, 4), 4), PoolSpec(MIXED.spec.drafts, (0,), 4)):
         empty = Learner(QUICK, spec)
         empty.observe(Delta("e", 0.0, account=[AccountCell("code", "greedy", 1, "adaptive", 5, 5, 1.0)]))

@@ -44,7 +44,7 @@ def controller_text(redis_url: str) -> str:
     engine = CountingEngine(started=time.time() - 3_600)
     engine.run(200, random.Random(1))
     app = create_app(ControllerSettings(redis_url=redis_url, draws=32, seed=1, decide_seconds=0.05, lease_seconds=30))
-    with Redis.from_url(redis_url) as client, TestClient(app) as http:
+    with Redis.from_url(redis_url) as client, TestClient(app, base_url="http://127.0.0.1") as http:
         client.sadd(Keys.POOLS, "p")
         deadline = time.monotonic() + 60
         applied = None

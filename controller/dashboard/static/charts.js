@@ -17,7 +17,7 @@ function layout(more) {
   const made = {
     paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: colour("ink"), family: "system-ui, sans-serif", size: 12 },
     margin: { l: 56, r: 12, t: 28, b: 40 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hovermode: "x unified",
-    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } }, colorway: palette(), ...more,
+    hoverlabel: { namelength: -1, bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } }, colorway: palette(), ...more,
   };
   made.xaxis = { ...axis, ...more.xaxis };
   made.yaxis = { ...axis, ...more.yaxis };
@@ -32,6 +32,10 @@ function draw(node, traces, more) {
   node.querySelector(".empty")?.remove();
   return Plotly.react(node, traces, layout(more), { displayModeBar: false, responsive: true });
 }
+
+// Plotly reads labels as markup, with links in it. What comes from the API is only ever text here, too.
+const MARKUP = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
+const asText = (label) => label.replace(/[&<>]/g, (sign) => MARKUP[sign]);
 
 const CLOCK = { title: { text: "time of day" } };
 const time = (moments) => moments.map((m) => new Date(1000 * m.time));
@@ -54,8 +58,8 @@ export function choices(node, moments) {
     // At another load another choice is due: only at the same one has it changed.
     const moved = of.map((d, n) => Boolean(d && of[n - 1] && d.load === of[n - 1].load && (d.k !== of[n - 1].k || d.draft !== of[n - 1].draft)));
     return {
-      x: time(moments), y: of.map((d) => d?.k ?? null), name, mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
-      marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => d?.draft ?? ""), hovertemplate: "K = %{y} on %{text}",
+      x: time(moments), y: of.map((d) => d?.k ?? null), name: asText(name), mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
+      marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => asText(d?.draft ?? "")), hovertemplate: "K = %{y} on %{text}",
     };
   }), { xaxis: CLOCK, yaxis: { title: { text: "K, draft tokens a step" }, rangemode: "tozero", dtick: 1 } });
 }
@@ -75,16 +79,14 @@ export function survival(node, curves) {
   const traces = curves.flatMap((curve, i) => {
     const color = colours[i % colours.length];
     const x = curve.positions.map((p) => p.position);
-    let low = 1, high = 1;
-    const lows = curve.positions.map((p) => (low *= p.acceptance.low));
-    const highs = curve.positions.map((p) => (high *= p.acceptance.high));
+    const lows = curve.positions.map((p) => p.survival.low), highs = curve.positions.map((p) => p.survival.high);
     return [
       { x: [...x, ...x.toReversed()], y: [...highs, ...lows.toReversed()], fill: "toself", fillcolor: fade(color, 0.16), line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" },
       {
-        x, y: curve.positions.map((p) => p.survival), name: curve.draft, mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [
-          p.acceptance.value, p.acceptance.low, p.acceptance.high, p.seen ? `${p.accepted.toLocaleString("en")} of ${p.seen.toLocaleString("en")}, ${(p.accepted / p.seen).toFixed(3)}` : "none yet",
+        x, y: curve.positions.map((p) => p.survival.value), name: asText(curve.draft), mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [
+          p.acceptance.value, p.acceptance.low, p.acceptance.high, p.survival.low, p.survival.high, p.seen ? `${p.accepted.toLocaleString("en")} of ${p.seen.toLocaleString("en")}, ${(p.accepted / p.seen).toFixed(3)}` : "none yet",
         ]),
-        hovertemplate: "survives %{y:.3f}<br>kept if reached: %{customdata[0]:.3f} (%{customdata[1]:.3f}–%{customdata[2]:.3f})<br>raw counts: %{customdata[3]}",
+        hovertemplate: "survives %{y:.3f} (%{customdata[3]:.3f}–%{customdata[4]:.3f})<br>kept if reached: %{customdata[0]:.3f} (%{customdata[1]:.3f}–%{customdata[2]:.3f})<br>raw counts: %{customdata[5]}",
       },
     ];
   });
@@ -98,7 +100,7 @@ export function heat(node, arms) {
   const speeds = arms.map((a) => a.speedup.value);
   const zmin = Math.min(0.99, ...speeds), zmax = Math.max(1.01, ...speeds), even = (1 - zmin) / (zmax - zmin);  // no colour where nothing is gained
   draw(node, [{
-    type: "heatmap", x: ks.map(String), y: drafts, z: drafts.map((d) => ks.map((k) => at(d, k)?.speedup.value ?? null)), zmin, zmax,
+    type: "heatmap", x: ks.map(String), y: drafts.map(asText), z: drafts.map((d) => ks.map((k) => at(d, k)?.speedup.value ?? null)), zmin, zmax,
     colorscale: [[0, colour(zmin < 0.99 ? "bad" : "card")], [even, colour("card")], [1, colour("accent")]], xgap: 2, ygap: 2, colorbar: { title: { text: "× plain" }, thickness: 10 },
     text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${percent(at(d, k).best)}` : ""))), texttemplate: "%{text}",
     customdata: drafts.map((d) => ks.map((k) => [at(d, k)?.speedup.low, at(d, k)?.speedup.high, 100 * (at(d, k)?.best ?? 0)])),

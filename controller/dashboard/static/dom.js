@@ -10,6 +10,18 @@ export function h(name, attributes = {}, ...children) {
   return node;
 }
 
+// Draws the inside of a node anew. Whoever was there by keyboard stays there, on what has the same key or words.
+export function fill(node, ...children) {
+  const held = node.contains(document.activeElement) ? document.activeElement : null;
+  node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false && child !== ""));
+  if (held && held !== node) twin(node, held)?.focus({ preventScroll: true });
+}
+
+const mark = (node) => node.dataset.key ?? `${node.getAttribute("href")} ${node.textContent}`;
+
+// What stands in `root` now where `old` stood before it was drawn anew.
+export const twin = (root, old) => [...root.querySelectorAll(old.tagName)].find((node) => mark(node) === mark(old));
+
 export const number = (value, digits = 0) =>
   value === null || value === undefined ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 export const unit = (value, digits, name) => (value === null || value === undefined ? "–" : `${number(value, digits)}${name}`);
