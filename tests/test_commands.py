@@ -11,6 +11,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import time
 import tomllib
 from collections.abc import Iterator
@@ -186,7 +187,7 @@ def test_a_server_of_one_s_own_answers(command: Command, tmp_path: Path) -> None
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # as Ctrl-C does: nothing else makes it stop its server
         process.communicate(timeout=30)
 
 
