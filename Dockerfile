@@ -29,7 +29,7 @@ COPY --from=wheel /dist /dist
 RUN /venv/bin/pip install --no-cache-dir --no-deps /dist/*.whl \
  && /venv/bin/pip uninstall --yes --quiet setuptools wheel pip \
  && find /venv -type d -name tests -prune -exec rm -rf {} + \
- && rm -rf /venv/lib/python*/site-packages/plotly/graph_objs /venv/lib/python*/site-packages/plotly/labextension
+ && (cd /venv/lib/python*/site-packages/plotly && rm -rf graph_objs validators labextension package_data/widgetbundle.js)
 
 FROM build AS build-engine
 # The lock first: it holds all that a CPU build of torch depends on, so that pip finds nothing left to choose.

@@ -51,7 +51,10 @@ class Client:
         self, url: str, token: str | None = None, *, timeout: float = 10.0, transport: httpx.BaseTransport | None = None
     ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        except httpx.InvalidURL as error:
+            raise ControllerError(0, f"{url!r} is no address of a controller", str(error)) from None
 
     def __enter__(self) -> Self:
         return self

@@ -29,9 +29,11 @@ def offer_of(
     mean_rows: float | None,
     engines: int,
     now: float,
+    slow: float = 1.0,
 ) -> Offer:
     """The offer as of `now`, seconds. `in_force`: what most requests are given, where that is not the learner's most
-    probable arm; `mean_rows`: decode rows of a step lately. Without any timed step no cells."""
+    probable arm; `mean_rows`: decode rows of a step lately; `slow`: how many times the usual seconds engines take now.
+    Without any timed step no cells."""
     at = present_load(decision.spec, mean_rows)
     load = decision.spec.loads[at]
     plain, plain_sd = estimates.plain_seconds[load]
@@ -39,9 +41,9 @@ def offer_of(
     if estimates.costs and decision.tables:
         effective = {point[:3]: point.effective for point in estimates.curves if point.position == 1}
         table, contexts = decision.tables[at], range(len(decision.contexts))
-        cells = [_cell(decision, table, c, effective, plain_sd / plain, in_force) for c in contexts]
+        cells = [_cell(decision, table, c, effective, plain_sd / plain, in_force, slow) for c in contexts]
     elif estimates.costs:  # no draft, nothing to decide: all are served plainly
-        bare = (NO_DRAFT, 0, round(1.0 / plain, 4), round(plain_sd / plain, 4), 1.0, 0.0)
+        bare = (NO_DRAFT, 0, round(1.0 / plain / slow, 4), round(plain_sd / plain, 4), 1.0, 0.0)
         cells = [OfferCell(*context, *bare) for context in decision.contexts]  # type: ignore[arg-type]  # see `_cell`
     return Offer(pool, target, now, load, engines, cells)
 
@@ -53,6 +55,7 @@ def _cell(
     effective: dict[tuple[str, str, str], float],
     plain_sd: float,
     in_force: Mapping[Cell, Arm],
+    slow: float,
 ) -> OfferCell:
     """The context's cell. Goodput is speedup over plain seconds; the two are taken as independent, although they err
     together: rather too unsure than too sure."""
@@ -65,5 +68,5 @@ def _cell(
     draft, k = arm_name(arm, names, decision.spec.ks)
     sd = math.hypot(float(table.speedup_sd[c, arm]), plain_sd)
     known = 0.0 if draft == NO_DRAFT else effective[domain, regime, draft]
-    goodput, speedup = float(table.goodput_row[c, arm]), float(table.speedup[c, arm])
+    goodput, speedup = float(table.goodput_row[c, arm]) / slow, float(table.speedup[c, arm])
     return OfferCell(domain, regime, draft, k, round(goodput, 4), round(sd, 4), round(speedup, 4), round(known, 1))  # type: ignore[arg-type]  # contexts hold only wire regimes

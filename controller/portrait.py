@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from controller.published import Published, honest, identified
 from controller.recent import Cell, Recent, Sums, pool_traffic, speedups, static_speedup, traffic
 from controller.reported import Reported
 from controller.reported import Sums as Counted
-from engine.link.messages import AcceptanceCell, AccountCell, StaticChoice, Version
+from engine.link.messages import NO_DRAFT, AcceptanceCell, AccountCell, StaticChoice, Version
 
 REPORTED = 64  # engines whose sums are kept in view
 
@@ -47,6 +47,7 @@ class Subject(NamedTuple):
     causes: Causes
     published: Published | None
     lags: Mapping[str, float]  # by incarnation
+    speed: Callable[[str], float]  # by engine: how many times the usual seconds its steps take
     gate: Gate | None = None
 
 
@@ -79,7 +80,8 @@ def portray(
         traffic=pool_traffic(subject.recent, cells, known, static),
         disagreement=ledger.disagreement(),
         engines=[
-            _engine(one, timed.get(one.engine), subject.lags.get(one.id), now) for one in ledger.incarnations.values()
+            _engine(one, timed.get(one.engine), subject.lags.get(one.id), subject.speed(one.engine), now)
+            for one in ledger.incarnations.values()
         ],
         domains=_domains(subject, cells, known, playing, now),
         decisions=subject.decisions,
@@ -146,7 +148,9 @@ def _drafts(subject: Subject) -> list[view.Draft]:
     return [view.Draft(draft.name, draft.memory_bytes, gain.get(draft.name)) for draft in loaded]
 
 
-def _engine(incarnation: Incarnation, timed: Counted | None, lag: float | None, now: float) -> view.Engine:
+def _engine(
+    incarnation: Incarnation, timed: Counted | None, lag: float | None, slowness: float, now: float
+) -> view.Engine:
     live = incarnation.ended is None
     follows = live and incarnation.applied is not None and incarnation.policy_age is not None
     timed = timed if live else None  # an engine's name goes on to its next incarnation, and so do the steps under it
@@ -169,6 +173,7 @@ def _engine(incarnation: Incarnation, timed: Counted | None, lag: float | None, 
         step_p95=None if timed is None else timed.step_quantile(0.95),
         policy_age=(incarnation.policy_age or 0.0) + max(0.0, now - incarnation.seen) if follows else None,
         lag_seconds=lag if live else None,
+        slowness=slowness if live else None,
     )
 
 
@@ -261,6 +266,10 @@ def _choices(
         learned = table[0]  # `arms` gives the learner's most probable one first
         table.sort(key=lambda arm: -arm.probability)
         draft, k = played.top
+        told = subject.causes.tell((domain, regime, load), reasons[domain, regime, load], now, playing)
+        if played.held == "measurement":
+            what = "no speculation" if draft == NO_DRAFT else f"{draft} at K = {k}"
+            told = f"a measurement has {what} played now; would choose {told}"
         choices[domain, regime].append(
             view.Choice(
                 load=load,
@@ -268,7 +277,7 @@ def _choices(
                 k=k,
                 probability=min(1.0, played.shares[draft, k]),
                 speedup=next((arm.speedup for arm in table if (arm.draft, arm.k) == (draft, k)), None),
-                reason=subject.causes.tell((domain, regime, load), reasons[domain, regime, load], now, playing),
+                reason=told,
                 row_steps=served[domain, regime].get(load, Sums()).row_steps,
                 arms=table,
                 held=played.held,

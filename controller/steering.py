@@ -124,12 +124,15 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def with_mode(orders: Orders, mode: Mode, share: float | None) -> Orders:
-    """Another mode; `share` None leaves it as it is. What is being measured under the old one ends."""
+    """Another mode; `share` None leaves it as it is, in `shadow+probe` at most 0.01. What is being measured under the
+    old one ends."""
     if share is not None and mode not in ("canary", "shadow+probe"):
         raise OrderError(f"share is {share} in mode {mode!r}; allowed with 'canary' and 'shadow+probe' only")
     if mode == "shadow+probe" and share is not None and share > 0.01:
         raise OrderError(f"share is {share} in mode 'shadow+probe'; allowed: 0 to 0.01")
     share = orders.share if share is None else share
+    if mode == "shadow+probe":  # a canary's share must not become one of probes
+        share = min(share, 0.01)
     measure = orders.measure if (mode, share) == (orders.mode, orders.share) else None
     return msgspec.structs.replace(orders, mode=mode, share=share, measure=measure)
 

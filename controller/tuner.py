@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
@@ -476,7 +477,8 @@ class Tuner:
         live = sum(engine.ended is None for engine in view.engines)
         mean_rows = view.traffic.mean_rows
         top = self._in_force(self._decision.spec.loads[present_load(self._decision.spec, mean_rows)])
-        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, top, mean_rows, live, now)
+        slow = 1.0 if self._learner is None else fmean(self._learner.speeds())
+        offer = offer_of(self.pool, self.ledger.target, self._decision, estimates, top, mean_rows, live, now, slow)
         lasts = max(OFFER_SECONDS, 3 * self.settings.decide_seconds)
         return encode(offer), self._last_frame + lasts - now if live else 0.0
 
@@ -508,6 +510,7 @@ class Tuner:
             causes=self.causes,
             published=self._published,
             lags=self._lags,
+            speed=(lambda _: 1.0) if self._learner is None else self._learner.speed,
             gate=None if self._learner is None else self._learner.gate,
         )
         return portray(subject, version, policy, now, now + self.settings.policy_seconds)

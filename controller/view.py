@@ -59,6 +59,10 @@ class Engine:
     lag_seconds: Annotated[
         float | None, Field(description="from its newest frame's arrival in Redis to being learned from")
     ] = None
+    slowness: Annotated[
+        float | None,
+        Field(description="how many times the usual seconds its steps take now; prices and speedups leave it out"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

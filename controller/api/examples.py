@@ -47,7 +47,7 @@ _RECENT = Traffic(60.0, 5640, 1980, 47.5, 118.7, 1.85, _SPEEDUP)
 
 _ENGINE = Engine(
     "engine-0", "9f2c4a7be1d3", "adaptive-k 0.1.0", "NVIDIA H200, bfloat16", NOW - 0.4, 4, 0, 184_302, VERSION,
-    "closed", 7_411, 0, 0, None, 0.0231, 0.0322, 2.4, 0.02,
+    "closed", 7_411, 0, 0, None, 0.0231, 0.0322, 2.4, 0.02, 1.03,
 )  # fmt: skip
 
 _MEASURED = Measured(

@@ -1,6 +1,7 @@
 """The learner: evidence in, decisions out. Pure: time and random generators are arguments; no input, no output."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from controller.learner.whatif import Imagined, bucket_index, everywhere, expect
 from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
 
+LATELY = 60.0
 MAX_ENGINES = 64  # engines whose evidence is kept apart; the one silent for longest is folded into the retired
 # A draft that ran fewer steps in the pool, or in a context, has at least that share of the context's requests.
 _TRIED, _FIRST = 4.0, 0.25
@@ -194,6 +196,11 @@ class Learner:
         """How many times the usual seconds the engine's steps take now."""
         return self.steps.speeds.factor(engine)
 
+    def speeds(self) -> list[float]:
+        """The same of the engines that have reported within LATELY seconds of the newest evidence; [1] without any."""
+        newest = max(self.engines.values(), default=0.0)
+        return [self.speed(name) for name, last in self.engines.items() if newest - last <= LATELY] or [1.0]
+
     @property
     def drafts(self) -> set[str]:
         """Names of the drafts there are, and of those that something was learned of."""
@@ -272,10 +279,12 @@ class Learner:
         share = np.minimum(_REVISIT / self.exploring, _REVISITED)[:, None]
         revisit = np.where(self.gate.shut[:, None], 0.0, np.broadcast_to(share, least.shape))
         core = rows_at(rows, basis.mix)[1]
+        # Prices are those of the usual speed; the bound is on the clock of the slowest engine.
+        bound = self.config.max_tpot_p95 / max(self.speeds())
         table = decide_load(
             at,
             self.spec,
-            self.config,
+            replace(self.config, max_tpot_p95=bound) if bound else self.config,
             seen,
             self.gate,
             playable,

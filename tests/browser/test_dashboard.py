@@ -472,6 +472,18 @@ def test_a_controller_that_has_gone_is_told(site: Site, watched: Watched) -> Non
     expect(page.locator(".reason")).to_be_visible(timeout=SLOW)
 
 
+def test_a_stream_that_is_refused_is_told_with_its_reason_and_the_page_goes_on(site: Site, watched: Watched) -> None:
+    page = watched.page
+    problem = {"title": "Too many listeners", "detail": "128 listen already"}
+    page.route("**/events", lambda route: route.fulfill(status=503, body=json.dumps(problem)))
+    page.goto(f"{site.url}/#/p")
+    expect(page.locator("#gone")).to_contain_text("128 listen already")
+    row = page.get_by_role("table", name="Domains").get_by_role("row").filter(has_text="code")
+    before = row.get_by_role("cell").last.inner_text()
+    site.report(50)
+    expect(row.get_by_role("cell").last).not_to_have_text(before, timeout=SLOW)
+
+
 def test_a_domain_that_is_not_there_is_told_with_a_way_back(site: Site, watched: Watched) -> None:
     page = watched.page
     page.goto(f"{site.url}/#/p/poetry")

@@ -173,6 +173,8 @@ def test_a_measurement_s_fixed_window_is_told_and_ends() -> None:
     seen = {(c.held, c.draft, c.k, c.explored) for c in (choice(view, "code") for view in views)}
     assert ("measurement", "none", 0, 0.0) in seen
     assert {held for held, draft, *_ in seen if draft == "ngram"} == {None}
+    told = {c.reason for c in (choice(view, "code") for view in views) if c.held}
+    assert all(reason.startswith("a measurement has no speculation played now; would choose ngram") for reason in told)
 
 
 def test_in_mode_on_adaptive_requests_start_from_the_best_arm() -> None:

@@ -12,6 +12,7 @@ from controller.history import sample
 from controller.learner import Delta, Learner, LearnerConfig
 from controller.learner.estimates import Estimates
 from controller.metrics.pools import PoolCollector
+from controller.offer import offer_of
 from controller.recent import WINDOW_SECONDS, Recent, Sums, speedups, static_speedup
 from controller.settings import ControllerSettings
 from controller.store import Entry
@@ -229,5 +230,13 @@ def test_a_slow_minute_of_the_machine_is_no_loss() -> None:
             learner.decide(float(t), np.random.default_rng(t))
     assert learner.speed("e") == pytest.approx(1.5, rel=0.03)
     recent.trim(75.0 + WINDOW_SECONDS)  # the slow ones only
-    (found,) = speedups(recent.cells(), learner.estimates(90.0)).values()
+    estimates = learner.estimates(90.0)
+    (found,) = speedups(recent.cells(), estimates).values()
     assert found.value == pytest.approx(2 * 0.02 / 0.025, rel=0.05)
+    # What routers are offered is what a request gets now.
+    assert learner.speeds() == [learner.speed("e")]
+    decision = learner.decide(90.0, np.random.default_rng(90))
+    usual, now = (offer_of("p", "t", decision, estimates, {}, 2.0, 1, 90.0, slow) for slow in (1.0, 1.5))
+    assert [a.goodput / b.goodput for a, b in zip(usual.cells, now.cells, strict=True)] == pytest.approx(
+        [1.5] * len(usual.cells), rel=1e-3
+    )

@@ -88,6 +88,9 @@ def test_shares_belong_to_the_modes_that_have_them() -> None:
         steering.with_mode(Orders(), "on", 0.5)
     with pytest.raises(OrderError, match=r"share is 0\.02 in mode 'shadow\+probe'; allowed: 0 to 0\.01"):
         steering.with_mode(Orders(), "shadow+probe", 0.02)
+    half = steering.with_mode(Orders(), "canary", 0.5)
+    assert steering.with_mode(half, "shadow+probe", None).share == 0.01  # a canary's share is none of probes
+    assert steering.with_mode(half, "canary", None).share == 0.5
 
 
 def test_resets_are_numbered_and_the_newest_kept() -> None:

@@ -60,6 +60,16 @@ def test_the_bound_rules_out_what_breaks_it_and_nothing_else(informed: Learner) 
     assert all(1 / arm.goodput_row <= bound for arm in played)
 
 
+def test_the_bound_is_on_the_clock_of_the_slowest_engine(informed: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one takes twice the usual seconds, a bound rules out what half of it does elsewhere."""
+    bound = 1.0 / max(arm.goodput_row for arm in decide(informed, 0.0).arms() if arm.domain == "code")
+    usual, tight = decide(informed, 1.5 * bound), decide(informed, 0.75 * bound)
+    monkeypatch.setattr(Learner, "speeds", lambda _: [1.0, 2.0])
+    slow = decide(informed, 1.5 * bound)
+    assert [t.in_time.tolist() for t in slow.tables] == [t.in_time.tolist() for t in tight.tables]
+    assert [t.in_time.tolist() for t in slow.tables] != [t.in_time.tolist() for t in usual.tables]
+
+
 def test_the_draft_in_use_is_worth_the_most(informed: Learner) -> None:
     decision = decide(informed, 0.0)
     worth = {w.draft: w.gain for w in decision.worth}

@@ -13,18 +13,23 @@ export class Refused extends Error {
   }
 }
 
+const ANSWER = 10_000, SILENCE = 45_000; // ms: for an answer; without a byte of a stream that says something every 15 s
+
 const headers = () => (token.get() ? { Authorization: `Bearer ${token.get()}` } : {});
 
 export async function call(method, path, body) {
   const given = body === undefined ? {} : { "Content-Type": "application/json" };
   const answer = await fetch(path, {
     method, headers: { ...headers(), ...given }, body: body === undefined ? undefined : JSON.stringify(body),
+    signal: AbortSignal.timeout(ANSWER),
   });
-  if (!answer.ok) {
-    const problem = await answer.json().catch(() => ({}));
-    throw new Refused(answer.status, problem.title ?? `HTTP ${answer.status}`, problem.detail ?? "");
-  }
+  if (!answer.ok) throw await refusal(answer);
   return answer.json();
+}
+
+async function refusal(answer) {
+  const problem = await answer.json().catch(() => ({}));
+  return new Refused(answer.status, problem.title ?? `HTTP ${answer.status}`, problem.detail ?? "");
 }
 
 export const get = (path) => call("GET", path);
@@ -35,17 +40,21 @@ export const poolPath = (pool) => `/v1/pools/${encodeURIComponent(pool)}`;
 export async function follow(pool, signal, heard, state) {
   let last = "";
   for (let wait = 250; !signal.aborted; wait = Math.min(2 * wait, 5000)) {
+    const silent = new AbortController();
+    let why = "", watch = setTimeout(() => silent.abort(), SILENCE);
+    const alive = () => { clearTimeout(watch); watch = setTimeout(() => silent.abort(), SILENCE); };
     try {
       const answer = await fetch(`${poolPath(pool)}/events`, {
-        signal, headers: { ...headers(), ...(last ? { "Last-Event-ID": last } : {}) },
+        signal: AbortSignal.any([signal, silent.signal]), headers: { ...headers(), ...(last ? { "Last-Event-ID": last } : {}) },
       });
-      if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+      if (!answer.ok) throw await refusal(answer);
       state("live");
       wait = 250;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = ""; ; ) {
         const { value, done } = await reader.read();
         if (done) break;
+        alive();
         const parts = (rest + value).split(/\r?\n\r?\n/);
         rest = parts.pop();
         for (const part of parts) {
@@ -59,8 +68,11 @@ export async function follow(pool, signal, heard, state) {
       }
     } catch (error) {
       if (signal.aborted) return;
+      if (error instanceof Refused) why = error.message;
+    } finally {
+      clearTimeout(watch);
     }
-    state("cut");
+    state("cut", why);
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }

@@ -240,10 +240,12 @@ async function live(pool, signal, refresh) {
   }
   await refresh(summary);
   drawn = Date.now();
-  follow(pool, signal, (kind, data) => { heard = Date.now(); if (kind === "state") summary = data; run(); }, (state) => setLink(stream = state === "live" ? "live" : CUT));
+  follow(pool, signal, (kind, data) => { heard = Date.now(); if (kind === "state") summary = data; run(); }, (state, why) => setLink(stream = state === "live" ? "live" : why || CUT));
   const quiet = setInterval(async () => {
-    if (stream !== "live" || Date.now() - heard < QUIET) return;
-    summary = await get(poolPath(pool)).catch(() => summary);
+    if (stream === "live" && Date.now() - heard < QUIET) return;
+    const now = await get(poolPath(pool)).catch(() => null);
+    if (now === null) return;
+    summary = now;
     run();
   }, QUIET);
   signal.addEventListener("abort", () => clearInterval(quiet));
