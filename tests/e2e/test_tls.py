@@ -5,12 +5,10 @@ The embedded server has no TLS, so what is spoken to here decrypts and hands on,
 
 import asyncio
 import contextlib
-import random
 import shutil
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ from engine.link import Link, LinkSettings
 from engine.link.transport import connect
 from tests.controller.engines import description
 from tests.controller.process import start
-from tests.controller.test_with_link import step
+from tests.e2e.following import until_followed
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates")
 
@@ -144,16 +142,7 @@ def test_link_and_controller_find_each_other_over_tls(site: Site, tmp_path: Path
     try:
         url = f"{address}?ssl_ca_certs={site.ours.file}"
         settings = LinkSettings(redis_url=url, pool="p", report_interval=0.05, poll_interval=0.05, seed=1)
-        link, rng = Link.connect(settings, description(drafts=("eagle",))), random.Random(1)
-        deadline = time.monotonic() + 60
-        while link.status()["version"] is None:
-            ticket = link.admit("code", "greedy", 1)
-            for _ in range(40):
-                step(link, [ticket], rng)
-            link.finish(ticket)
-            assert time.monotonic() < deadline, (link.status(), log.read_text()[-3000:])
-            assert controller.poll() is None
-        link.close(5.0)
+        until_followed(Link.connect(settings, description(drafts=("eagle",))), controller, log)
     finally:
         controller.terminate()
         assert controller.wait(30) == 0
