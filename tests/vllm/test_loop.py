@@ -96,14 +96,21 @@ def test_domains_that_share_their_steps_are_decided_together(closed: dict[str, A
     assert told["held"] >= 100, told["trail"]
 
 
-def test_the_engine_plays_what_the_policy_says(closed: dict[str, Any]) -> None:
-    """In the last 100 steps three rows in four had the K chosen at their end, or one as good: the rest explore."""
-    seconds = {int(k): value for k, value in closed["measured"].items()}
-    for told in closed["phases"].values():
-        for domain, played in told["played"].items():
-            worth = goodput(told["survival"][domain], seconds)
-            good = [k for k in played if worth[k] >= NEAR * worth[told["chosen"][domain]]]
-            assert len(good) >= 0.75 * len(played) > 0, (domain, told["chosen"], played)
+@pytest.mark.parametrize("domain", ["code", "chat"])
+@pytest.mark.parametrize(
+    ("rows", "told"), [("played", "due"), ("own", "best")], ids=["keeps to the policy", "follows its own luck"]
+)
+def test_the_engine_plays_what_the_policy_says(closed: dict[str, Any], domain: str, rows: str, told: str) -> None:
+    """Total variation of a phase's rows by K from what the policy said at the time, exploration included, as a share of
+    all rows. Requests of one domain differ by luck alone here, so those that follow theirs stay at the best K, too.
+    """
+    astray = count = 0.0
+    for phase in closed["phases"].values():
+        played, due = phase[rows].get(domain, {}), phase[told].get(domain, {})
+        astray += sum(abs(played.get(k, 0) - due.get(k, 0)) for k in {*played, *due}) / 2
+        count += sum(played.values())
+    assert count >= 50
+    assert astray <= 0.12 * count, closed["phases"]
 
 
 @pytest.fixture(scope="module")

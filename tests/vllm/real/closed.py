@@ -8,7 +8,7 @@ came to in every phase.
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -159,6 +159,11 @@ class Watch:
     def __init__(self, link: Any) -> None:
         self._chooser = link._chooser
 
+    @property
+    def probing(self) -> bool:
+        """Whether the step planned last was ordered to run without speculation."""
+        return bool(self._chooser.probing)
+
     def choice(self, load: int) -> dict[str, int]:
         """The most probable K by domain; empty while one of them has no answer."""
         force = self._chooser._in_force
@@ -168,16 +173,50 @@ class Watch:
         known = {domain: cell.best.best_k for domain, cell in cells.items() if cell is not None}
         return known if len(known) == len(DOMAINS) else {}
 
+    def shares(self, domain: str, load: int) -> dict[int, float]:
+        """Probability of each K; empty while the domain has no answer."""
+        force = self._chooser._in_force
+        cell = None if force is None else force.table.cell(domain, "greedy", load)
+        return {} if cell is None else cell.choices[DRAFT].probability
+
+
+class Played:
+    """What rows were told to run beside what the policy of the moment says, for requests that keep to it.
+
+    Requests that follow their own luck start from the most probable K.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Counter[int]] = defaultdict(Counter)
+        self.due: dict[str, Counter[int]] = defaultdict(Counter)  # sums of probabilities
+        self.own: dict[str, Counter[int]] = defaultdict(Counter)
+        self.best: dict[str, Counter[int]] = defaultdict(Counter)
+
+    def add(self, step: StepOutcome, watch: Watch, load: int) -> None:
+        """A step's rows, where there was a policy and no plain probe."""
+        if not any(row.drafted for row in step.rows) and watch.probing:
+            return
+        for row in step.rows:
+            domain, shares = row.ticket.domain, watch.shares(row.ticket.domain, load)
+            if not shares or not row.ticket.follows:
+                continue
+            if row.ticket.origin == "policy":
+                self.rows[domain][row.drafted] += 1
+                self.due[domain].update(shares)
+            elif row.ticket.origin == "request":
+                self.own[domain][row.drafted] += 1
+                self.best[domain][max(shares, key=lambda k: (shares[k], -k))] += 1
+
 
 def phase(
     share: Share, near: float, load: int, traffic: Traffic, watch: Watch, link: Any, controller: "Popen[bytes]"
 ) -> dict[str, Any]:
     """Serve until the policy's K bring a share `near` of the best goodput, and go on doing so."""
-    played: deque[tuple[str, int]] = deque(maxlen=HELD)
+    played = Played()
     record = link.record
 
     def keep(step: StepOutcome) -> None:
-        played.extend((row.ticket.domain, row.drafted) for row in step.rows)
+        played.add(step, watch, load)
         record(step)
 
     link.record = keep
@@ -197,7 +236,7 @@ def phase(
     return {
         "chosen": choice, "share": share(choice) if choice else 0.0, "held": held, "steps": traffic.steps - first,
         "seconds": time.monotonic() - began, "trail": trail,
-        "played": {domain: [k for name, k in played if name == domain] for domain in DOMAINS},
+        "played": played.rows, "due": played.due, "own": played.own, "best": played.best,
     }  # fmt: skip
 
 
