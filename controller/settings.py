@@ -4,20 +4,16 @@ Read by `engine.link.settings.load(ControllerSettings, ...)`: variables are name
 `REDIS_URL` is understood as well.
 """
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
 
 from engine.link.address import PATTERN
 from engine.link.logs import LogFormat
-from engine.link.messages import Mode
+from engine.link.messages import Mode, PoolName
 from engine.link.settings import SettingsError
 
-POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 RedisUrl = Annotated[str, msgspec.Meta(pattern=PATTERN, extra={"env": "REDIS_URL"})]
-PoolName = Annotated[str, msgspec.Meta(pattern=rf"^{POOL_NAME.pattern}$(?!\n)")]
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import re
 
 from redis.asyncio import Redis
 
 from controller.loop import PoolLoop
-from controller.settings import POOL_NAME, ControllerSettings
+from controller.settings import ControllerSettings
 from controller.store import UNAVAILABLE, PoolStore, connect, pools
+from engine.link.messages import POOL_NAME, POOL_NAMES
 from engine.link.transport import trouble
 
 log = logging.getLogger("controller")
@@ -59,13 +61,9 @@ class Supervisor:
     def _serve(self, pool: str) -> None:
         if pool in self.pools or pool in self._refused:
             return
-        if not POOL_NAME.fullmatch(pool):
+        if not re.fullmatch(POOL_NAME, pool):
             self._refused.add(pool)
-            log.error(
-                "pool %r is not served: its name is not 1-64 letters, digits, '.', '_' or '-'",
-                pool,
-                extra={"pool": pool},
-            )
+            log.error("pool %r is not served: its name is not %s", pool, POOL_NAMES, extra={"pool": pool})
             return
         if len(self.pools) >= self.settings.max_pools:
             self._refused.add(pool)

@@ -107,6 +107,12 @@ class Chooser:
         return None if force is None or self._clock() >= force.expires else force.table.policy.version
 
     @property
+    def narrowed(self) -> list[str]:
+        """What of the policy in force this engine cannot carry out, in words."""
+        force = self._in_force
+        return [] if force is None else force.table.narrowed
+
+    @property
     def age(self) -> float | None:
         """Seconds since the policy in force was issued, by the wall clocks of both sides when it was read."""
         force = self._in_force

@@ -13,7 +13,7 @@ from engine.link.chooser import Chooser
 from engine.link.counters import Counters, ImpossibleStepError
 from engine.link.follower import Follower, Judge
 from engine.link.logs import Told
-from engine.link.messages import NO_DRAFT, EngineDescription, Regime, load_bucket, prefill_bucket
+from engine.link.messages import NO_DRAFT, EngineDescription, Policy, Regime, load_bucket, prefill_bucket
 from engine.link.reporter import Live, Reporter
 from engine.link.settings import LinkSettings
 from engine.link.static import StaticLink
@@ -25,6 +25,7 @@ __all__ = ["Link", "RowOutcome", "StaticLink", "StepOutcome", "Ticket"]
 _log = logging.getLogger(__name__)
 # Plans for which a step at K = 0 may still belong to an order to run plain: engines that schedule ahead complete late.
 _ORDER_LAG = 2
+_NARROWED = 64  # clauses of what is not carried out that are remembered as said; after them silence
 
 
 class Link:
@@ -57,7 +58,7 @@ class Link:
         self._tracer = None
         if settings.trace_dir is not None:
             self._tracer = Tracer(settings.trace_dir, settings.engine_id, self.incarnation, settings.trace_buffer)
-        self.judge = Judge(settings.pool, self._chooser.use, settings.engine_id)
+        self.judge = Judge(settings.pool, self._use, settings.engine_id)
         self.follower = Follower(settings, self.judge)
         chores = [self._tracer.flush] if self._tracer is not None else []
         self.reporter = Reporter(settings, describe, self.incarnation, self.counters, self._live, chores)
@@ -71,6 +72,7 @@ class Link:
         self._ordered = 0
         self._recorded = 0
         self._broken: str | None = None
+        self._narrowed: set[str] = set()
 
     @classmethod
     def connect(cls, settings: LinkSettings, describe: EngineDescription) -> "Link":
@@ -188,6 +190,7 @@ class Link:
         return {
             **self._chooser.status(),
             "policy": self.judge.why,
+            "narrowed": self._chooser.narrowed,
             "policy_reads": dict(self.judge.counts),
             "connected": self.reporter.connected and self.follower.connected,
             "why": self._broken or self.reporter.why or self.follower.why,
@@ -202,6 +205,15 @@ class Link:
             "refused": self._refused,
             "trace_dropped": 0 if self._tracer is None else self._tracer.dropped,
         }
+
+    def _use(self, policy: Policy | None, unix_now: float) -> None:
+        """Let the chooser take over a policy. What this engine cannot carry out is said once: policies come every
+        second, and in a pool of engines that differ it is no fault."""
+        self._chooser.use(policy, unix_now)
+        news = [clause for clause in self._chooser.narrowed if clause not in self._narrowed]
+        if news and len(self._narrowed) < _NARROWED:
+            self._narrowed.update(news)
+            self._log.info("link: the policy asks for what this engine has not: %s", "; ".join(news))
 
     def _live(self) -> Live:
         return Live(

@@ -19,6 +19,9 @@ WIRE_VERSION = 1
 
 # Constrained scalars. Labels come from users: bounded, never empty, no control characters.
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+POOL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # part of keys, addresses and labels: no spaces, no slashes
+POOL_NAMES = "text of 1 to 64 letters, digits, '.', '_' or '-', the first no sign"
+PoolName = Annotated[str, msgspec.Meta(pattern=rf"^{POOL_NAME}$(?!\n)", extra={"allowed": POOL_NAMES})]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from engine.link.address import PATTERN
-from engine.link.messages import MAX_K, NO_DRAFT, Label, Share, StaticChoice
+from engine.link.messages import MAX_K, NO_DRAFT, Label, PoolName, Share, StaticChoice
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -115,7 +115,8 @@ def _known(names: list[str], given: Mapping[str, Any], path: str, source: str) -
 
 
 def _variables(prefix: str, name: str, hint: Any) -> list[str]:
-    extra = [m.extra["env"] for m in getattr(hint, "__metadata__", ()) if isinstance(m, msgspec.Meta) and m.extra]
+    metas = [m.extra for m in getattr(hint, "__metadata__", ()) if isinstance(m, msgspec.Meta) and m.extra]
+    extra = [meta["env"] for meta in metas if "env" in meta]
     return [prefix + name.upper(), *extra]
 
 
@@ -192,7 +193,7 @@ def _range(kind: Any) -> str:
 
 _LISTS = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
 _WORDS: dict[type | tuple[type, ...], Callable[[Any], str]] = {
-    inspect.Metadata: lambda kind: _words(kind.type),
+    inspect.Metadata: lambda kind: (kind.extra or {}).get("allowed") or _words(kind.type),
     inspect.IntType: lambda kind: "whole number" + _range(kind),
     inspect.FloatType: lambda kind: "number" + _range(kind),
     inspect.BoolType: lambda kind: "true or false",
@@ -214,7 +215,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     redis_url: Annotated[str, msgspec.Meta(pattern=PATTERN, extra={"env": "REDIS_URL"})] = "redis://127.0.0.1:6379/0"
-    pool: Label = "default"
+    pool: PoolName = "default"
     engine: Label | None = None
     static_draft: Label = NO_DRAFT
     static_k: Annotated[int, msgspec.Meta(ge=0, le=MAX_K)] = 0

@@ -111,13 +111,15 @@ class Table:
 
     `drafts` maps each loaded draft to its largest K; `k_values` are the K the engine has prepared. A K that it has not
     is replaced by the next smaller one; a draft that it has not is left out and the others' shares are scaled up.
-    Raises `ValueError` naming the cell when the policy contradicts itself.
+    Raises `ValueError` naming the cell when the policy contradicts itself. `narrowed`: what of it this engine cannot
+    carry out, a clause each.
     """
 
     def __init__(self, policy: Policy, drafts: Mapping[str, int], k_values: Iterable[int]) -> None:
         self.policy = policy
         prepared = sorted({0, *k_values})
         limits = {**drafts, NO_DRAFT: 0}
+        self.narrowed = _narrowed(policy.cells, limits, prepared)
         self._cells: dict[tuple[str, str], list[tuple[int, Cell]]] = {}
         for cell in policy.cells:
             _check(cell)
@@ -149,6 +151,31 @@ class Table:
             if cell is not None and draft in cell.choices:
                 return cell, cell.choices[draft]
         return None
+
+
+def _narrowed(cells: Iterable[PolicyCell], limits: Mapping[str, int], prepared: Sequence[int]) -> list[str]:
+    """What cells ask for that an engine has not, in words.
+
+    >>> from engine.link.messages import DraftChoice
+    >>> asked = [DraftChoice("a", 0.5, [(6, 0.5), (4, 0.5)]), DraftChoice("b", 0.5, [(2, 1.0)])]
+    >>> _narrowed([PolicyCell("code", "greedy", 1, asked)], {"a": 8}, [0, 2, 4])
+    ["draft 'b' is not loaded here and left out", "for K = 6 of 'a' this engine runs 4"]
+    """
+    absent: set[str] = set()
+    replaced: dict[tuple[str, int], int] = {}
+    for cell in cells:
+        for choice in cell.drafts:
+            if choice.p <= 0:
+                continue
+            if choice.draft not in limits:
+                absent.add(choice.draft)
+                continue
+            for k, share in choice.k:
+                held = _held(k, prepared, limits[choice.draft])
+                if share > 0 and held != k:
+                    replaced[choice.draft, k] = held
+    said = [f"draft {draft!r} is not loaded here and left out" for draft in sorted(absent)]
+    return said + [f"for K = {k} of {draft!r} this engine runs {held}" for (draft, k), held in sorted(replaced.items())]
 
 
 def _held(k: int, prepared: Sequence[int], max_k: int) -> int:

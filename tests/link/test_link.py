@@ -335,3 +335,20 @@ def test_a_static_link_offers_the_same_calls() -> None:
     static.close()
     status = static.status()
     assert (status["running"], status["steps"]) == (1, 1)
+
+
+def test_what_of_a_policy_an_engine_has_not_is_said_once(
+    link: Link, make_policy: MakePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "engine.link")
+    now = time.time()
+    cells = {("code", 1): {"ngram": (0.5, [(5, 1.0)]), "eagle9": (0.5, [(2, 1.0)])}}
+    for n in (1, 2):
+        link.judge.judge(encode(make_policy(cells, version=(1, n), issued=now)), now)
+    told = ["draft 'eagle9' is not loaded here and left out", "for K = 5 of 'ngram' this engine runs 4"]
+    assert link.status()["narrowed"] == told
+    assert [r.message for r in caplog.records if "has not" in r.message] == [
+        f"link: the policy asks for what this engine has not: {'; '.join(told)}"
+    ]
+    link.judge.judge(encode(make_policy({("code", 1): {"ngram": (1.0, [(4, 1.0)])}}, version=(1, 3), issued=now)), now)
+    assert link.status()["narrowed"] == []

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
+from engine.link.messages import POOL_NAMES
 from engine.link.settings import LinkSettings, SettingsError, load, masked
 
 
@@ -107,3 +108,11 @@ def test_k_without_a_draft_is_zero() -> None:
 def test_an_engine_has_an_id_even_where_none_is_set() -> None:
     assert LinkSettings(engine="gpu-7").engine_id == "gpu-7"
     assert 1 <= len(LinkSettings().engine_id) <= 64
+
+
+@pytest.mark.parametrize("name", ["my pool", "a/b", "-a", "a" * 65, "a\n", "p{x}"])
+def test_an_engine_s_pool_has_a_name_that_controllers_serve(name: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(LinkSettings, env={"AKC_POOL": name})
+    told = f"pool is {name!r} (variable AKC_POOL); allowed: {POOL_NAMES}"
+    assert str(error.value) == told

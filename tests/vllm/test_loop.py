@@ -139,4 +139,4 @@ def test_no_request_fails_while_the_server_and_the_controller_die_and_text_stays
 
 def test_after_every_outage_the_controller_counts_what_the_engine_counted(outage: dict[str, Any]) -> None:
     assert min(outage["frames"].values()) > 0
-    assert outage["equal"] == dict.fromkeys(("at first", "server", "controller", "both"), True)
+    assert outage["equal"] == dict.fromkeys(("at first", "server", "controller", "hung server", "both"), True)

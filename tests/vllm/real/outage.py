@@ -5,6 +5,8 @@ The load never stops to wait: each part of it ends when what it waits for has co
 """
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -91,6 +93,16 @@ class World:
     def kill_server(self) -> None:
         self._server.terminate()
 
+    def hang_server(self) -> None:
+        """It takes connections and bytes and answers nothing: the kernel does that for a stopped process."""
+        os.kill(self._server_pid(), signal.SIGSTOP)
+
+    def wake_server(self) -> None:
+        os.kill(self._server_pid(), signal.SIGCONT)
+
+    def _server_pid(self) -> int:
+        return int(self._server._process.pid)
+
     def kill_controller(self) -> None:
         self._controller.kill()
         self._controller.wait()
@@ -157,6 +169,7 @@ def outages(load: Load, world: World, link: Any) -> dict[str, Any]:
     for what, kill, revive in (
         ("server", (world.kill_server,), (world.start_server,)),
         ("controller", (world.kill_controller,), (world.start_controller,)),
+        ("hung server", (world.hang_server,), (world.wake_server,)),
         ("both", (world.kill_controller, world.kill_server), (world.start_server, world.start_controller)),
     ):
         load.until(always, ROWS)  # requests are half way when it happens
@@ -177,7 +190,7 @@ def main(folder: str, logs: str) -> dict[str, Any]:
     ours, world = {}, None
     if logs != "stock":
         world = World(Path(logs))
-        settings = {"redis_url": world.url, "pool": POOL, "report_interval": 0.1, "poll_interval": 0.1}
+        settings = {"redis_url": world.url, "pool": POOL, "report_interval": 0.1, "poll_interval": 0.1, "timeout": 1.0}
         ours = {"scheduler_cls": "engine.vllm.AdaptiveScheduler", "additional_config": {"adaptive_k": settings}}
     llm = LLM(
         folder, enforce_eager=True, max_model_len=256, max_num_seqs=ROWS, disable_log_stats=True,
