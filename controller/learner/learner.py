@@ -33,6 +33,7 @@ from controller.learner.estimates import (
 from controller.learner.evidence import REGIMES, Context, Contexts, Delta
 from controller.learner.gate import Gate, nonadaptive_share
 from controller.learner.outlook import outlook, rows_at
+from controller.learner.parallel import mapped, uncollected
 from controller.learner.prices import Prices, Single, prices_at
 from controller.learner.standing import Basis, Standing
 from controller.learner.steps import StepEvidence, Sums
@@ -142,18 +143,19 @@ class Learner:
         batches = steps.sum(axis=0) / prices.loads.rows
         observations = np.concatenate([counts.seen[:, :, 0].ravel(), prices.loads.steps])
         same = playable.tobytes() + self.gate.shut.tobytes() + least.round(1).tobytes()
-        done: list[Standing] = []
-        fresh: list[int] = []
-        for at in range(len(spec.loads) if spec.drafts and len(spec.ks) > 1 else 0):
-            # Whoever is held at plain by the gate does not share its passes with the others.
-            free = ~(self.gate.shut & (self.stay.top[:, at] <= 0))
-            basis = Basis(observations, mix[at], same + free.tobytes())
-            last = None if afresh or steps[:, at].any() else self._standing.get(at)
-            if last is None or not last.basis.holds(basis):
-                fresh.append(at)
-                drawn = prices_at(cost_draws, at, spec.ks)
-                last = self._decided(at, basis, drawn, tokens, prices.loads, playable, free, least, young, now)
-            done.append(last)
+        loads = range(len(spec.loads) if spec.drafts and len(spec.ks) > 1 else 0)
+        # Whoever is held at plain by the gate does not share its passes with the others.
+        free = [~(self.gate.shut & (self.stay.top[:, at] <= 0)) for at in loads]
+        basis = [Basis(observations, mix[at], same + free[at].tobytes()) for at in loads]
+        standing = {} if afresh else {at: one for at, one in self._standing.items() if not steps[:, at].any()}
+        fresh = [at for at in loads if at not in standing or not standing[at].basis.holds(basis[at])]
+
+        def anew(at: int) -> Standing:
+            drawn = prices_at(cost_draws, at, spec.ks)
+            return self._decided(at, basis[at], drawn, tokens, prices.loads, playable, free[at], least, young, now)
+
+        made = dict(zip(fresh, mapped(anew, fresh, tokens.size), strict=True))
+        done = [made[at] if at in made else standing[at] for at in loads]
         tables, plain_sd = [one.table for one in done], [one.plain_sd for one in done]
         before, self.ordered = self.ordered, frozenset(ordered)
         if tables and steps.any():
@@ -167,16 +169,17 @@ class Learner:
             self.probability = np.stack([t.probability for t in tables], axis=1)
             self.exploring = nonadaptive_share(evidence, config.nonadaptive)
         if tables:
-            made = policy_cells(
-                [tables[at] for at in fresh],
-                self.contexts.names,
-                spec,
-                belief,
-                self.exploring,
-                self._quantiles(batches, rng)[fresh],
-            )
+            with uncollected():
+                cells = policy_cells(
+                    [tables[at] for at in fresh],
+                    self.contexts.names,
+                    spec,
+                    belief,
+                    self.exploring,
+                    self._quantiles(batches, rng)[fresh],
+                )
             for nth, at in enumerate(fresh):
-                self._standing[at] = done[at]._replace(cells=made[nth * contexts : (nth + 1) * contexts])
+                self._standing[at] = done[at]._replace(cells=cells[nth * contexts : (nth + 1) * contexts])
         return Decision(
             cells=[cell for at in range(len(tables)) for cell in self._standing[at].cells],
             probe=self._probe(tables, prices, plain_sd),

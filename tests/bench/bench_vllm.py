@@ -3,7 +3,7 @@
 Servers that differ in nothing but speculation - none, every fixed K, ours with a fixed K, ours adaptive - are started
 once and asked in turn, round after round, each time with the same prompts in the same order (`vllm bench serve` is the
 client). Traffic is all domains at once, and each domain alone. `--json FILE` keeps every run, `--from-json FILE` prints
-the tables again.
+the tables again. `--turns` plays them in one engine instead, a few prompts at a time, for machines whose speed wanders.
 """
 
 import argparse
@@ -191,6 +191,26 @@ def table(given: argparse.Namespace) -> None:
         )  # fmt: skip
 
 
+def turns(given: argparse.Namespace) -> Iterator[Run]:
+    """All modes in one engine, in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder) / "prompts.json"
+        texts = {domain: [p.messages[-1]["content"] for p in of] for domain, of in load_prompts().items()}
+        prompts.write_text(json.dumps({domain: texts[domain] for domain in given.domains}))
+        names = ("k", "held", "concurrency", "rounds", "warm_up", "tokens", "per_client", "dtype")
+        argv = [str(given.vllm_python), str(ROOT / "tests" / "bench" / "on_vllm" / "turns.py")]
+        argv += ["--model", str(given.model or fetch_smollm2()), "--prompts", str(prompts)]
+        argv += ["--settings", json.dumps({name: getattr(given, name) for name in names})]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
+            assert process.stdout
+            for line in process.stdout:
+                if line.startswith("RUN "):
+                    yield Run(*json.loads(line.removeprefix("RUN ")))
+        if process.returncode:
+            raise RuntimeError(f"the engine ended with {process.returncode}")
+
+
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
@@ -218,6 +238,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--policy", type=Path, help="write the last policy here")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "akc-bench-vllm")
     parser.add_argument("--table", action="store_true", help="play vllm issue 49548's case instead")
+    parser.add_argument("--turns", action="store_true", help="one engine that plays all modes in turn, without servers")
     parser.add_argument("--from-json", type=Path, help="play nothing, print what the file holds")
     given = parser.parse_args(arguments)
     if given.from_json is None and given.vllm_python is None:
@@ -231,13 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     given = options(arguments)
     if given.from_json is not None:
-        print(Report([Run(*json.loads(line)) for line in given.from_json.read_text().splitlines()]))
+        _print([Run(*json.loads(line)) for line in given.from_json.read_text().splitlines()])
         return
     if given.table:
         table(given)
         return
     done = []
-    for run in runs(given):
+    for run in (turns if given.turns else runs)(given):
         done.append(run)
         speed = run.tokens / run.seconds
         print(
@@ -246,7 +267,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.json is not None:
             with given.json.open("a") as kept:
                 kept.write(json.dumps(run) + "\n")
+    _print(done)
+
+
+def _print(done: Sequence[Run]) -> None:
     print(Report(done))
+    if all(run.cpu for run in done):
+        print("\nBy the CPU time of the engine's thread:\n")
+        print(Report(done, cpu=True))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ PLAIN, ADAPTIVE = "none", "adaptive"
 
 
 class Run(NamedTuple):
-    """One run of the client against one server: `traffic` is a domain or all of them; times in seconds."""
+    """One run of the client against one server: `traffic` is a domain or all of them; times in seconds.
+
+    `cpu`: of the engine's thread, where servers take turns in one engine.
+    """
 
     round: int
     server: str
@@ -22,6 +25,7 @@ class Run(NamedTuple):
     tpot_p50: float
     tpot_p95: float
     failed: int
+    cpu: float = 0.0
 
 
 def fixed(k: int) -> str:
@@ -35,9 +39,12 @@ def held(k: int) -> str:
 
 
 class Report:
-    """The tables of a list of runs."""
+    """The tables of a list of runs, by the clock or by the CPU time of the engine's thread."""
 
-    def __init__(self, done: Sequence[Run]) -> None:
+    def __init__(self, done: Sequence[Run], *, cpu: bool = False) -> None:
+        self.cpu = cpu
+        if cpu:
+            done = [run._replace(seconds=run.cpu) for run in done]
         self.warm = [run for run in done if run.round < 0]
         self.done = [run for run in done if run.round > 0]
         self.servers = list(dict.fromkeys(sorted((r.server for r in self.done), key=_order)))
@@ -85,7 +92,8 @@ class Report:
             ])  # fmt: skip
             tpots.append([traffic, str(concurrency), *(self._tpot(s, traffic, concurrency) for s in self.servers)])
         said = [
-            "Tokens per second, prompts included; the best stock server in bold; ratios with paired 95% intervals.",
+            f"Tokens per second{' of CPU' if self.cpu else ''}, prompts included; the best stock server in bold; "
+            "ratios with paired 95% intervals.",
             _table(rows), "Milliseconds per output token, p50 / p95 over requests, medians over rounds.", _table(tpots),
         ]  # fmt: skip
         for name in self.servers:
