@@ -77,10 +77,13 @@ LABEL org.opencontainers.image.title="Adaptive K: torch engine" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}"
 
-# The plug-in needs msgspec, which vLLM has, and redis, in the version that the plug-in's tests run with.
+# The plug-in needs msgspec, which vLLM has, and redis, in the version that the plug-in's tests run with. Nothing is resolved here, so that
+# nothing of vLLM's is replaced; the last line fails where its image has no msgspec.
 FROM ${VLLM_IMAGE} AS vllm
-RUN --mount=type=bind,from=wheel,source=/dist,target=/mnt \
-    python3 -m pip install --no-cache-dir "redis==8.1.0" /mnt/*.whl
+RUN --mount=type=bind,source=requirements/vllm.txt,target=/run/vllm.txt --mount=type=bind,from=wheel,source=/dist,target=/mnt \
+    python3 -m pip install --no-cache-dir --no-deps --require-hashes -r /run/vllm.txt \
+ && python3 -m pip install --no-cache-dir --no-deps /mnt/*.whl \
+ && python3 -c "import engine.link.messages, engine.vllm.plugin, redis"
 ARG VERSION SOURCE REVISION CREATED
 LABEL org.opencontainers.image.title="Adaptive K: vLLM with the plug-in" \
       org.opencontainers.image.description="vLLM whose speculation follows Adaptive K's policy." \

