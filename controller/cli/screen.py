@@ -79,7 +79,8 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
     summary = seen.summary
     away = f"{lost}; trying again. What you see is {now - seen.taken:.0f} s old" if lost else None
     if summary.time is None or summary.traffic is None or summary.frames is None:
-        here = "stands by; another replica leads this pool" if summary.role == "standby" else summary.role
+        standby = "stands by: another replica leads this pool, and only that one has its figures; name it with --url"
+        here = standby if summary.role == "standby" else f"{summary.role}, no frame has been read yet; do engines run?"
         return Text(f"{summary.pool}: {away or summary.problem or here}")
     traffic = summary.traffic
     head = Text.assemble(

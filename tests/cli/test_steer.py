@@ -110,13 +110,30 @@ def test_titles_drafts_engines_and_reasons_are_no_markup_either() -> None:
     assert [line for line in text.splitlines() if line.startswith("[/d] ")]  # the arm's row
 
 
-def test_a_replica_that_stands_by_is_healthy(tmp_path: Path) -> None:
+STANDS_BY = "p: stands by: another replica leads this pool, and only that one has its figures; name it with --url"
+
+
+def test_a_replica_that_stands_by_is_healthy_and_says_so(tmp_path: Path) -> None:
     with serving(tmp_path) as site, standing_by(site, tmp_path) as other:
         code, text = akc(other, "status", token=None)
-        assert (code, text.strip()) == (0, "p: stands by; another replica leads this pool")
+        assert (code, text.strip()) == (0, STANDS_BY)
         with Client(other) as client:
             summary = client.pool("p")
         assert (summary.role, summary.stale, summary.catching_up, summary.time) == ("standby", False, False, None)
+        # Its stream is silent for as long as the other one leads.
+        assert akc(other, "watch", "--updates", "1", token=None) == (0, f"{STANDS_BY}\n")
+        code, text = akc(other, "watch", "--updates", "1", "--json", token=None)
+        assert (code, json.loads(text)["role"], json.loads(text)["domains"]) == (0, "standby", [])
+        # Then it goes on as soon as there is something: the one that leads has gone.
+        with Client(other) as client:
+            seen = follow(client, "p")
+            first = next(seen)
+            assert isinstance(first, Snapshot)
+            assert first.summary.time is None
+            site.stop()
+            second = next(seen)
+        assert isinstance(second, Snapshot)
+        assert (second.summary.role, {d.domain for d in second.domains}) == ("leading", {"chat", "code"})
 
 
 def test_explain_gives_the_reason_the_curve_and_the_arms(url: str) -> None:
