@@ -183,7 +183,7 @@ _ORDERS = OrdersView(
 
 _MOMENT = Moment(
     NOW, 471.2, _SPEEDUP, 310.0, 406.1, 3.97, 4, 0,
-    [PlayedThen("code", "greedy", "eagle", 4, 118.7, 1.85, 4, [0.82, 0.75, 0.58])],
+    [PlayedThen("code", "greedy", "eagle", 4, 118.7, 1.85, 4, [0.82, 0.75, 0.58])], _MEASURED.running, False,
 )  # fmt: skip
 
 _NO_LOSS, _LITTLE, _LOSS = Interval(0.0, 0.0, 0.0), Interval(0.01, 0.0, 0.03), Interval(0.02, 0.0, 0.04)

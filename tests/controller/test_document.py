@@ -99,7 +99,7 @@ def test_the_examples_tell_one_story(document: dict[str, Any]) -> None:
     assert log[0]["what"].startswith(f"pin {pin['domain']} (greedy) to {pin['draft']} at K = {pin['k']} until ")
     assert [entry["time"] for entry in log] == sorted((entry["time"] for entry in log), reverse=True)
     assert orders["revision"] == sum(one["who"] != "controller" for one in log)
-    assert measured["running"]
+    assert (measured["running"], moment["measuring"]) == (True, True)
     assert measured["planned"] == orders["measure"]["windows"] // 2
     for name in ("since", "until", "share", "window_seconds"):
         assert measured[name] == orders["measure"][name]

@@ -172,7 +172,11 @@ def test_a_measurement_s_fixed_window_is_told_and_ends() -> None:
     tuner = learned()
     order = Measure(number=0, at=NOW, minutes=2.0, windows=6, against="none")
     views = [shown(tuner, 1, lambda orders: with_measure(orders, order, "on", tuner.static, tuner.spec))]
-    views += [shown(tuner, n) for n in range(2, 120, 2)]
+    views += [shown(tuner, n) for n in range(2, 126, 2)]
+    kept = [(one.measuring, one.fixed) for one in map(sample, views)]
+    running = [view.measured is not None and view.measured.running for view in views]
+    assert kept == [(run, choice(view, "code").held == "measurement") for run, view in zip(running, views, strict=True)]
+    assert {*kept} == {(True, True), (True, False), (False, False)}
     seen = {(c.held, c.draft, c.k, c.explored) for c in (choice(view, "code") for view in views)}
     assert ("measurement", "none", 0, 0.0) in seen
     assert {held for held, draft, *_ in seen if draft == "ngram"} == {None}

@@ -182,7 +182,8 @@ async function poolPage(pool, signal) {
   const engines = h("div");
   const audit = h("div");
   const warnings = h("div");
-  const led = [card("half", "Goodput", nodes.goodput), card("half", "K by domain, at the load most of it is served at", nodes.choices),
+  const shaded = h("p", { class: "quiet", id: "shaded" });
+  const led = [card("half", "Goodput", nodes.goodput, shaded), card("half", "K by domain, at the load most of it is served at", nodes.choices),
     card("", "Domains", domains), card("narrow", "Load", nodes.load), card("broad", "Engines", engines)];
   show(h("h1", {}, pool), warnings, top, h("div", { class: "grid", style: "margin-top:1rem" }, led, card("", "Events", audit)));
 
@@ -211,6 +212,7 @@ async function poolPage(pool, signal) {
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
     fill(audit, log.length ? table("Events", [["time", (e) => h("span", { class: "whole" }, day(e.time))], ["who", (e) => e.who], ["what", (e) => h("span", { class: "words" }, e.what)], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
     if (away) return;
+    fill(shaded, moments.some((m) => m.measuring) ? "Shaded: a measurement ran; darker: all played its fixed choice." : "");
     charts.goodput(nodes.goodput, moments);
     charts.choices(nodes.choices, moments);
     charts.load(nodes.load, moments);
@@ -373,7 +375,14 @@ function resetDialog(pool, domain, found, choice, summary) {
 // ---- routes
 
 // Only `#/…` names a page; another hash, such as the skip link's, is none.
-const place = () => (/^#\/(.*)/.exec(location.hash)?.[1] ?? "").split("/").map(decodeURIComponent);
+// What is not encoded well is taken as it stands: nothing has that name, and the page says so.
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+function place() {
+  const [pool, ...domain] = (/^#\/(.*)/.exec(location.hash)?.[1] ?? "").split("/").map(decoded);
+  return [pool, domain.join("/") || undefined];
+}
 
 async function route() {
   here.abort();
