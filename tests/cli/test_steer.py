@@ -169,6 +169,17 @@ def test_mode_reset_and_drafts(url: str) -> None:
     akc(url, "mode", "on")
 
 
+def test_a_pin_of_a_domain_that_nobody_asked_for_is_kept_and_questioned(url: str) -> None:
+    """Its requests may come later; a slip of the pen would look the same, and hold nothing."""
+    code, text = akc(url, "pin", "caht", "ngram", "2")
+    assert code == 0
+    assert "akc: pinned; no request of domain 'caht' has been seen yet, only of 'chat', 'code'" in text
+    assert "caht pinned to ngram at K = 2" in text
+    assert akc(url, "unpin", "caht")[0] == 0
+    assert "has been seen yet" not in akc(url, "pin", "chat", "ngram", "2")[1]
+    assert akc(url, "unpin", "chat")[0] == 0
+
+
 def test_measure_and_stop(url: str) -> None:
     with Client(url, ADMIN) as client:  # orders of the tests before reach the pool with its next decision
         deadline = time.monotonic() + 30
@@ -179,7 +190,23 @@ def test_measure_and_stop(url: str) -> None:
     said, deadline = "measuring: no interval yet, 0 of 10 pairs of 15 s windows", time.monotonic() + 30
     while said not in (shown := akc(url, "status")[1]):  # shown with the next decision
         assert time.monotonic() < deadline, shown
+    # Another mode ends it: whoever sets one is told, with what was measured by then, and the log is.
+    code, text = akc(url, "mode", "canary", "--share", "0.5")
+    assert code == 0, text
+    assert "the measurement that ran has ended; measured by switching: no interval yet, 0 of 10 pairs" in text
+    with Client(url, READER) as client:
+        assert client.audit("p", limit=1)[0].what == "mode canary, share 0.5; ends the measurement that ran"
+    code, text = akc(url, "mode", "on")
+    assert (code, "has ended" in text) == (0, False)
+    assert akc(url, "measure", "--minutes", "10", "--windows", "10")[0] == 0
+    code, text = akc(url, "measure", "--minutes", "20")  # so does another one
+    assert re.search(
+        r"the measurement that ran has ended.*\n  measuring until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC in",
+        text,
+    )
     assert akc(url, "measure", "--stop", "--json")[0] == 0
+    with Client(url, READER) as client:
+        assert client.audit("p", limit=1)[0].what == "stop measuring"
     assert "nothing is being measured" in akc(url, "measure", "--stop")[1]
     assert akc(url, "measure", "--against", "luck")[0] == 2
 
