@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 STALE_SECONDS = 15.0
 MOST_ENGINES = 12  # a terminal has only so many lines
+SLOW = 1.2  # times the usual seconds of a step from which on that is told
 _LEFT = frozenset({"domain", "regime", "draft", "engine", "breaker"})
 
 
@@ -179,12 +180,18 @@ def _engines(engines: list[Engine], now: float) -> _Table:
             one.engine, Text(one.breaker, "" if one.breaker == "closed" else "red"),
             "static" if one.applied is None else str(one.applied[1]), seconds(one.policy_age, 0),
             str(one.running), str(one.waiting),
-            f"{one.steps:,}", f"{number(_ms(one.step_p50), '.0f')}/{number(_ms(one.step_p95), '.0f')} ms",
+            f"{one.steps:,}", f"{number(_ms(one.step_p50), '.0f')}/{number(_ms(one.step_p95), '.0f')} ms{slow(one)}",
             seconds(one.lag_seconds), f"{max(0.0, now - one.last_seen):.0f} s ago",
         )  # fmt: skip
     if len(engines) > MOST_ENGINES:
         table.add_row(f"and {len(engines) - MOST_ENGINES} more")
     return table
+
+
+def slow(engine: Engine) -> str:
+    """What stands behind the step times of an engine that takes markedly longer than usual for all of them."""
+    much = engine.slowness is not None and engine.slowness >= SLOW
+    return f", {engine.slowness:.1f}x usual" if much else ""
 
 
 def domain_tables(domain: Domain) -> Iterator[RenderableType]:

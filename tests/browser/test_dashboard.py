@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -332,6 +333,22 @@ def test_the_price_told_is_that_of_the_arm_chosen_and_without_one_nothing_is_pin
     page.keyboard.press("Enter")
     with Client(site.url) as client:
         assert client.orders("p").pins == []
+
+
+def test_an_engine_that_is_slower_than_usual_says_by_how_much(site: Site, watched: Watched) -> None:
+    page = watched.page
+    with Client(site.url) as client:
+        (one,) = (asdict(engine) for engine in client.engines("p") if engine.engine == "e")
+
+    def slower(route: Route) -> None:
+        route.fulfill(json=[{**one, "engine": "slow", "slowness": 1.84}, {**one, "engine": "usual", "slowness": 1.04}])
+
+    page.route("**/engines", slower)
+    page.goto(f"{site.url}/#/p")
+    rows = page.get_by_role("table", name="Engines").get_by_role("row")
+    expect(rows.filter(has_text="slow")).to_contain_text("1.8× usual")
+    expect(rows.filter(has_text="usual").last).not_to_contain_text("×")
+    assert watched.errors == []
 
 
 def test_a_reader_sees_and_does_not_steer(site: Site, watched: Watched) -> None:

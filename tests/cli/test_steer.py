@@ -236,6 +236,16 @@ def test_watch_follows_the_event_stream_and_prints_once_where_there_is_no_termin
     assert (code, seen["pool"], [e["engine"] for e in seen["live_engines"]]) == (0, "p", ["e"])
 
 
+def test_an_engine_that_is_slower_than_usual_says_by_how_much(url: str) -> None:
+    with Client(url, READER) as client:
+        seen = following.snapshot(client, "p")
+    for slowness, said in ((1.84, True), (1.04, False), (None, False)):
+        shown = io.StringIO()
+        engines = [replace(one, slowness=slowness) for one in seen.engines]
+        Console(file=shown, width=200).print(pool_table(replace(seen, engines=engines), seen.taken))
+        assert (" ms, 1.8x usual" in shown.getvalue(), "usual" in shown.getvalue()) == (said, said)
+
+
 def test_watch_says_that_the_controller_has_gone_and_how_old_its_figures_are(tmp_path: Path) -> None:
     with serving(tmp_path) as site, Client(site.url, ADMIN) as client:
         pauses: list[float] = []

@@ -207,7 +207,7 @@ async function poolPage(pool, signal) {
     fill(engines, known.length ? table("Engines", [
       ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy", (e) => (e.applied ? `${e.applied[1]}${e.policy_age === null ? "" : `, ${number(e.policy_age)} s old`}` : "none"), true],
       ["breaker", (e) => h("span", { class: `tag ${e.breaker === "closed" ? "on" : "bad"}` }, e.breaker)], ["running", (e) => number(e.running), true],
-      ["step, median / 95%", (e) => (e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`), true],
+      ["step, median / 95%", (e) => h("span", {}, e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`, slow(e)), true],
       ["seen / lag", (e) => (e.ended ? "ended" : `${ago(Math.max(0, Date.now() / 1000 - e.last_seen))} / ${unit(e.lag_seconds, 1, " s")}`), true],
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
     fill(audit, log.length ? table("Events", [["time", (e) => h("span", { class: "whole" }, day(e.time))], ["who", (e) => e.who], ["what", (e) => h("span", { class: "words" }, e.what)], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
@@ -219,6 +219,10 @@ async function poolPage(pool, signal) {
   }
   await live(pool, signal, refresh);
 }
+
+// An engine that takes markedly longer than usual for every step: its machine's doing, not speculation's.
+const SLOW = 1.2;
+const slow = (e) => (e.slowness >= SLOW ? h("div", { class: "quiet" }, `${e.slowness.toFixed(1)}× usual`) : null);
 
 const arm = (a) => (a.draft === "none" ? "no speculation" : `K = ${a.k} on ${a.draft}`);
 // What would be chosen, where a pin, the mode or a measurement has something else played.
