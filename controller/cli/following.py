@@ -11,6 +11,7 @@ from rich.live import Live
 
 from controller.api.domains import DomainSummary
 from controller.api.pools import PoolSummary
+from controller.api.steer import OrdersView
 from controller.cli.asking import print_json
 from controller.cli.screen import pool_table
 from controller.client import Client, ControllerError
@@ -42,6 +43,16 @@ def snapshot(client: Client, pool: str) -> Snapshot:
     domains = client.domains(pool) if known else []
     engines = [engine for engine in client.engines(pool) if engine.ended is None] if known else []
     return Snapshot(time.time(), summary, domains, engines)
+
+
+def ordered(client: Client, pool: str) -> OrdersView | None:
+    """What operators have ordered; None where Redis, which has it, does not answer the controller."""
+    try:
+        return client.orders(pool)
+    except ControllerError as error:
+        if error.status not in _AWAY:
+            raise
+        return None
 
 
 def follow(

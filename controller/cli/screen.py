@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.api.domains import DomainSummary, LoadChoice
+from controller.api.steer import OrdersView
 from controller.api.whatif import Answer, ExpectedArm
 from controller.view import Domain, Engine, Interval, Measured
 
@@ -186,6 +187,18 @@ def _engines(engines: list[Engine], now: float) -> _Table:
     if len(engines) > MOST_ENGINES:
         table.add_row(f"and {len(engines) - MOST_ENGINES} more")
     return table
+
+
+def pinned(orders: OrdersView) -> list[str]:
+    """Pins and retired drafts, a line each."""
+    lines = []
+    for one in orders.pins:
+        until = "" if one.until is None else time.strftime(" until %Y-%m-%d %H:%M:%S UTC", time.gmtime(one.until))
+        regime = "" if one.regime is None else f" ({one.regime})"
+        lines.append(f"  {one.domain}{regime} pinned to {one.draft} at K = {one.k}{until}, by {one.by}")
+    if orders.retired:
+        lines.append(f"  retired drafts: {', '.join(orders.retired)}")
+    return lines
 
 
 def slow(engine: Engine) -> str:

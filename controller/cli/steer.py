@@ -49,15 +49,11 @@ def _ordered(url: str, token: str | None, pool: str | None, json: bool, order: "
     typer.echo(
         f"pool {name}: mode {orders.mode or 'as the controller was started'}, orders at revision {orders.revision}"
     )
-    for one in orders.pins:
-        until = "" if one.until is None else time.strftime(" until %Y-%m-%d %H:%M:%S UTC", time.gmtime(one.until))
-        regime = "" if one.regime is None else f" ({one.regime})"
-        typer.echo(f"  {one.domain}{regime} pinned to {one.draft} at K = {one.k}{until}, by {one.by}")
-    if orders.retired:
-        typer.echo(f"  retired drafts: {', '.join(orders.retired)}")
-    if ended:
-        from controller.cli.screen import measured_line
+    from controller.cli.screen import measured_line, pinned
 
+    for line in pinned(orders):
+        typer.echo(line)
+    if ended:
         told = ""
         if found is not None and ran is not None and found.since == ran.since:  # else it had only just begun
             told = "; " + measured_line(replace(found, running=False, until=min(found.until, time.time())))

@@ -335,6 +335,22 @@ def test_the_price_told_is_that_of_the_arm_chosen_and_without_one_nothing_is_pin
         assert client.orders("p").pins == []
 
 
+def test_a_pin_of_a_domain_that_nobody_asked_for_is_seen_and_taken_off(site: Site, watched: Watched) -> None:
+    page = watched.page
+    with Client(site.url, ADMIN) as client:
+        client.pin("p", "caht", "ngram", 2)
+        page.goto(f"{site.url}/#/p")
+        told = page.get_by_text("No request of domain caht has been seen, which is pinned to ngram at K = 2 by ana.")
+        expect(told).to_be_visible()
+        expect(page.get_by_role("button", name="Unpin …")).to_have_count(0)
+        sign_in(page, ADMIN)
+        page.get_by_role("button", name="Unpin …").click()
+        page.get_by_role("dialog").get_by_role("button", name="Unpin").click()
+        expect(told).to_have_count(0)
+        assert client.orders("p").pins == []
+    assert watched.errors == []
+
+
 def test_an_engine_that_is_slower_than_usual_says_by_how_much(site: Site, watched: Watched) -> None:
     page = watched.page
     with Client(site.url) as client:

@@ -175,6 +175,9 @@ def test_a_pin_of_a_domain_that_nobody_asked_for_is_kept_and_questioned(url: str
     assert code == 0
     assert "akc: pinned; no request of domain 'caht' has been seen yet, only of 'chat', 'code'" in text
     assert "caht pinned to ngram at K = 2" in text
+    assert "caht pinned to ngram at K = 2, by ana" in akc(url, "status")[1]  # though no row of the table is its own
+    (pool,) = json.loads(akc(url, "status", "--json")[1])
+    assert [(one["domain"], one["by"]) for one in pool["orders"]["pins"]] == [("caht", "ana")]
     assert akc(url, "unpin", "caht")[0] == 0
     assert "has been seen yet" not in akc(url, "pin", "chat", "ngram", "2")[1]
     assert akc(url, "unpin", "chat")[0] == 0

@@ -203,7 +203,9 @@ async function poolPage(pool, signal) {
       ["choice", (d) => h("span", { class: "whole" }, [d.now ? arm(d.now) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null, instead(d.now)].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part)))],
       ["at load", (d) => number(d.now?.load), true], ["speedup expected", (d) => ratio(d.now?.speedup), true], ["tokens/s a request", (d) => number(d.recent.tokens_per_second, 1), true],
       ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
-    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."));
+    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."), (orders?.pins ?? []).filter((p) => !served.some((d) => d.domain === p.domain)).map((p) =>
+      h("p", { class: "quiet" }, `No request of domain ${p.domain}${p.regime ? ` (${p.regime})` : ""} has been seen, which is pinned to ${fixedArm(p)} by ${p.by}. `,
+        me.role === "admin" ? h("button", { "data-key": `unpin ${p.domain} ${p.regime}`, onclick: () => unpinDialog(pool, p.domain, p.regime) }, "Unpin …") : null)));
     fill(engines, known.length ? table("Engines", [
       ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy", (e) => (e.applied ? `${e.applied[1]}${e.policy_age === null ? "" : `, ${number(e.policy_age)} s old`}` : "none"), true],
       ["breaker", (e) => h("span", { class: `tag ${e.breaker === "closed" ? "on" : "bad"}` }, e.breaker)], ["running", (e) => number(e.running), true],
@@ -361,8 +363,9 @@ function lost({ load, arms: [{ loss, speedup }] }) {
 }
 
 const why = () => field("Why (for the audit log)", "why");
-const unpinDialog = (pool, domain, regime) => ask(`Unpin ${domain} (${regime})`, why(), (given) =>
-  call("DELETE", `${poolPath(pool)}/pins/${encodeURIComponent(domain)}?regime=${regime}&why=${encodeURIComponent(given.why)}`), "Unpin");
+// regime null: both.
+const unpinDialog = (pool, domain, regime) => ask(`Unpin ${domain}${regime ? ` (${regime})` : ""}`, why(), (given) =>
+  call("DELETE", `${poolPath(pool)}/pins/${encodeURIComponent(domain)}?${regime ? `regime=${regime}&` : ""}why=${encodeURIComponent(given.why)}`), "Unpin");
 
 function resetDialog(pool, domain, found, choice, summary) {
   const counted = found.flatMap((one) => one.curves.filter((c) => c.spread.observed >= 1).map((c) => h("li", {}, `${c.draft}, ${one.regime}: ${number(c.spread.observed)} steps, worth ${number(c.effective_n)} independent ones`)));
