@@ -12,9 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pydantic import TypeAdapter
 from rich.console import Console
 from typer.testing import CliRunner
 
+from controller.api.examples import EXAMPLES
+from controller.api.pools import PoolSummary
 from controller.cli import following
 from controller.cli.commands import app
 from controller.cli.following import AGAIN_SECONDS, Screen, Snapshot, follow
@@ -380,10 +383,15 @@ def test_what_is_measured_is_marked_while_it_runs_and_no_more_when_it_is_over() 
 
 
 class Falling(socketserver.StreamRequestHandler):
-    """A controller whose host vanishes in the middle of its event stream: nothing more comes, and nothing closes."""
+    """A controller whose host vanishes in the middle of its event stream: nothing more comes, and nothing closes. It
+    has figures of the pool."""
 
     def handle(self) -> None:
         asked = b"".join(iter(self.rfile.readline, b"\r\n")).decode()
+        if not asked.startswith("GET /v1/pools/p/events"):
+            body = TypeAdapter(PoolSummary).dump_json(EXAMPLES[PoolSummary])
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            return
         self.server.asked.append(asked)  # type: ignore[attr-defined]
         head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
         number = len(self.server.asked)  # type: ignore[attr-defined]
