@@ -35,7 +35,8 @@ class Played(msgspec.Struct, frozen=True):
 
 class Sample(msgspec.Struct, frozen=True):
     """One moment. Goodput in tokens per second of engines' steps; `speedup` over plain: value, low, high; `static`: the
-    same as it is expected of the operators' static choice; `rows`: mean decode rows of a step."""
+    same as it is expected of the operators' static choice; `rows`: mean decode rows of a step. `measuring`: a
+    measurement ran; `fixed`: in a window of it in which all play its fixed choice."""
 
     time: float
     goodput: float | None
@@ -45,6 +46,8 @@ class Sample(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     domains: tuple[Played, ...]
+    measuring: bool = False
+    fixed: bool = False
 
 
 def sample(view: PoolView) -> Sample:
@@ -79,6 +82,8 @@ def sample(view: PoolView) -> Sample:
         sum(engine.running for engine in live),
         sum(engine.waiting for engine in live),
         tuple(domains),
+        view.measured is not None and view.measured.running,
+        any(choice.held == "measurement" for domain in view.domains for choice in domain.choices),
     )
 
 

@@ -140,6 +140,7 @@ class PoolLoop:
             except LeaseLostError as error:
                 self.role = "standby"
                 self._log.warning("%s", error)
+                self.feed.put("state", b"")  # who listens here must not take what they saw for the present
             except UNAVAILABLE as error:
                 failures += 1
                 self.problem = f"Redis {trouble(error, 'does not answer')}: {error}"

@@ -90,7 +90,7 @@ def portray(
         measured=subject.measured,
         gate=_gate(subject),
         counts=_counts(ledger),
-        reported=_reported(ledger),
+        reported=_reported(ledger, subject.speed),
         note=None if subject.published is None else honest(playing.mode, playing.static),
     )
 
@@ -112,8 +112,8 @@ def _gate(subject: Subject) -> view.Gate | None:
     return view.Gate(gate.budget, gate.pool_reserve, gate.pool_closed, contexts)
 
 
-def _reported(ledger: Ledger) -> list[Reported]:
-    """What live engines reported, in the order they came, `REPORTED` of them."""
+def _reported(ledger: Ledger, speed: Callable[[str], float]) -> list[Reported]:
+    """What live engines reported, in the order they came, `REPORTED` of them; speed(engine): its slowness."""
     rows = []
     for one in islice(ledger.live(), REPORTED):
         in_force = one.applied is not None
@@ -129,6 +129,7 @@ def _reported(ledger: Ledger) -> list[Reported]:
                 missed=one.missed,
                 in_force=in_force,
                 policy_age=one.policy_age if in_force else None,
+                slowness=speed(one.engine),
                 sums=ledger.sums[one.id].copy(),
             )
         )

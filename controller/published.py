@@ -4,7 +4,7 @@ The learner's most probable arm is what the policy *would* play. It is what is p
 and outside of a measurement's fixed windows; everywhere else people must be shown the arm in force.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from controller.learner.evidence import Context
@@ -34,11 +34,11 @@ class InForce(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A policy as it was published. `limits`: largest K by draft; `pins`: the contexts whose cells are pinned;
-    `measuring`: whether its cells are the fixed choice of a measurement."""
+    """A policy as it was published. `static`: the static choice as engines play it (`PoolSpec.static_arm`); `pins`: the
+    contexts whose cells are pinned; `measuring`: whether its cells are the fixed choice of a measurement."""
 
     policy: Policy
-    limits: Mapping[str, int]
+    static: Arm
     pins: Collection[Context] = ()
     measuring: bool = False
 
@@ -49,13 +49,6 @@ class Published(NamedTuple):
             for cell in self.policy.cells
             if load in (None, cell.load) and (cell.domain, cell.regime) in contexts
         }
-
-    @property
-    def static(self) -> Arm:
-        """The static choice, as engines cut it to what its draft was prepared for."""
-        static = self.policy.static
-        k = min(static.k, self.limits.get(static.draft, static.k))
-        return (static.draft, k) if k and static.draft != NO_DRAFT else (NO_DRAFT, 0)
 
     def _cell(self, cell: PolicyCell) -> InForce:
         mode, follows = self.policy.mode, followers(self.policy.mode, self.policy.share)

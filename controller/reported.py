@@ -124,7 +124,8 @@ class Sums:
 
 class Reported(NamedTuple):
     """One live engine's sums, and what only its newest frame tells. `seen`: arrival of that, Unix seconds;
-    `policy_age`: seconds since the policy in force there was issued, as of then."""
+    `policy_age`: seconds since the policy in force there was issued, as of then; `slowness`: how many times the usual
+    seconds its steps take now, as the controller estimates it."""
 
     engine: str
     seen: float
@@ -136,6 +137,7 @@ class Reported(NamedTuple):
     missed: int
     in_force: bool
     policy_age: float | None
+    slowness: float
     sums: Sums
 
 

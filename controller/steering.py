@@ -174,6 +174,12 @@ to compare it with, so no gain can be measured. Set mode 'canary' or 'on' first
         )
     if measure.against == "static" and static.draft not in (NO_DRAFT, *(draft.name for draft in spec.drafts)):
         raise OrderError(f"the static draft {static.draft!r} is not loaded or retired; measure against 'none'")
+    if measure.against == "static" and static.draft != NO_DRAFT and static.k not in spec.allowed(static.draft):
+        prepared = ", ".join(map(str, spec.allowed(static.draft)))
+        raise OrderError(
+            f"the static K {static.k} is none that engines have prepared for {static.draft!r} ({prepared}): a policy "
+            "cannot order it, and a smaller one would be measured instead; measure against 'none'"
+        )
     number = orders.measures + 1
     return msgspec.structs.replace(orders, measure=msgspec.structs.replace(measure, number=number), measures=number)
 

@@ -1,7 +1,8 @@
 """Who may do what: named bearer tokens with a role, from a file that is read again when it changes.
 
 A line is `NAME ROLE TOKEN`; empty lines and those that begin with # are passed over. Roles: `read`, `admin` (who may
-read as well). Two tokens of one name may stand beside each other while one replaces the other.
+read as well). Two tokens of one name may stand beside each other while one replaces the other; one token on two lines
+is refused, since nobody could say whose it is.
 """
 
 import hmac
@@ -41,11 +42,24 @@ def parse(text: str, where: str = "tokens") -> list[Token]:
     >>> parse("ops admin short")
     Traceback (most recent call last):
     controller.tokens.TokenError: tokens, line 1: a token of 5 characters; allowed: 16 or more
+    >>> parse("ops admin 0123456789abcdef\\nbob read 0123456789abcdef")
+    Traceback (most recent call last):
+    controller.tokens.TokenError: tokens, lines 1 and 2: the same token on both; allowed: another one on every line
     """
-    return list(_lines(text, where))
+    first: dict[str, int] = {}
+    tokens = []
+    for number, token in _lines(text, where):
+        if token.secret in first:
+            raise TokenError(
+                f"{where}, lines {first[token.secret]} and {number}: the same token on both; allowed: another one on "
+                "every line"
+            )
+        first[token.secret] = number
+        tokens.append(token)
+    return tokens
 
 
-def _lines(text: str, where: str) -> Iterator[Token]:
+def _lines(text: str, where: str) -> Iterator[tuple[int, Token]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -61,7 +75,7 @@ def _lines(text: str, where: str) -> Iterator[Token]:
             raise TokenError(f"{where}, line {number}: role {role!r}; allowed: 'read' and 'admin'")
         if len(secret) < LEAST:
             raise TokenError(f"{where}, line {number}: a token of {len(secret)} characters; allowed: {LEAST} or more")
-        yield Token(name, cast(Role, role), secret)
+        yield number, Token(name, cast(Role, role), secret)
 
 
 def create(path: Path) -> bool:

@@ -227,8 +227,8 @@ class Tuner:
 
     @property
     def static(self) -> StaticChoice:
-        """The operators' static choice."""
-        return StaticChoice() if self._spec is None else self._spec.static
+        """The operators' static choice, as engines play it."""
+        return StaticChoice() if self._spec is None else StaticChoice(*self._spec.static_arm)
 
     @property
     def mode(self) -> Mode:
@@ -424,7 +424,7 @@ class Tuner:
         ordered = by_context(pins, drafts) if choice is None else self._learner.contexts.names
         decision = self._decision = self._learner.decide(now, self._rng, ordered=ordered)
         self._decisions += 1
-        self._note_switches(decision, now, Playing(self.mode, self._spec.static, self.orders.share))
+        self._note_switches(decision, now, Playing(self.mode, self.static, self.orders.share))
         words = {context: _pinned_to(pin) for context, pin in by_context(pins, drafts).items()}
         self.causes.steered(self.mode, words, now)
         policy = Policy(
@@ -441,8 +441,8 @@ class Tuner:
             probe=decision.probe if choice is None else ProbePlan(),
             window=self._learner.config.window,
         )
-        limits = {draft.name: draft.max_k for draft in self._spec.drafts}
-        self._published = Published(policy, limits, frozenset(by_context(pins, drafts)), choice is not None)
+        held = frozenset(by_context(pins, drafts))
+        self._published = Published(policy, self._spec.static_arm, held, choice is not None)
         return encode(policy)
 
     def _note_switches(self, decision: Decision, now: float, playing: Playing) -> None:

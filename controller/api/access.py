@@ -15,6 +15,7 @@ from controller.tokens import Role, Tokens
 from controller.view import PoolView
 
 LOCAL = "local"  # who steers where no tokens are configured
+NOT_LOCAL = "Not from here"  # the title of a refusal that no token would lift
 
 _bearer = HTTPBearer(auto_error=False, description="A token of the controller's tokens file")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -34,15 +35,17 @@ def settings_of(request: Request) -> ControllerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address or a name that a service listens on.
+    """Whether only this machine reaches an address or a name that a service listens on. Names are the same in any case
+    and with the dot of the root at their end.
 
-    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "gpu-1")]
-    [True, True, True, False, False]
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "LocalHost.", "0.0.0.0", "gpu-1")]
+    [True, True, True, True, False, False]
     """
-    if host == "localhost":
+    name = host.lower().removesuffix(".")
+    if name == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
     except ValueError:
         return False
 
@@ -78,7 +81,7 @@ class LocalNames:
         what = (
             f"Host {host!r}; without tokens only loopback is allowed: localhost, 127.0.0.1, [::1]. Others need tokens"
         )
-        await answer(403, "Not from here", f"{what} (AKC_TOKENS_FILE)")(scope, receive, send)
+        await answer(403, NOT_LOCAL, f"{what} (AKC_TOKENS_FILE)")(scope, receive, send)
 
 
 def holder(request: Request, credentials: Credentials, needed: Role) -> str:

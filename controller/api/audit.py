@@ -33,7 +33,8 @@ class AuditEntry:
     ]
 
 
-def _entry(id_: str, data: bytes) -> AuditEntry | None:
+def entry_of(id_: str, data: bytes) -> AuditEntry | None:
+    """An entry of the stream for people; None for one that this version does not know."""
     entry = decode(data)
     if entry is None:
         return None
@@ -82,7 +83,7 @@ async def list_audit(
     try:
         while True:
             rows = await loop.store.audit(step, before)
-            entries = [(id_, entry) for id_, data in rows if (entry := _entry(id_, data)) is not None]
+            entries = [(id_, entry) for id_, data in rows if (entry := entry_of(id_, data)) is not None]
             found += [(id_, entry) for id_, entry in entries if who in (None, entry.who)]
             if len(rows) < step or len(found) >= limit:
                 break

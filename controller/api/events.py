@@ -51,6 +51,8 @@ class Moment:
     running: int
     waiting: int
     domains: list[PlayedThen]
+    measuring: Annotated[bool, Field(description="a measurement ran")] = False
+    fixed: Annotated[bool, Field(description="in a window of it in which all play its fixed choice")] = False
 
 
 def moment(one: Sample) -> Moment:
@@ -64,7 +66,10 @@ def moment(one: Sample) -> Moment:
         )
         for d in one.domains
     ]
-    return Moment(one.time, one.goodput, speedup, plain, static, one.rows, one.running, one.waiting, domains)
+    return Moment(
+        one.time, one.goodput, speedup, plain, static, one.rows, one.running, one.waiting, domains, one.measuring,
+        one.fixed,
+    )  # fmt: skip
 
 
 @router.get("/history", responses=documented(404, 422))

@@ -26,6 +26,7 @@ log = logging.getLogger("controller")
 router = APIRouter(prefix="/v1/pools/{pool}", tags=["steer"])
 
 TRIES = 5  # when somebody else steers at the same moment
+_STOP = "stop measuring"
 
 _WHY = f"for the audit log and the controller's log: up to {steering.MAX_NOTE} characters; may be empty"
 Why = Annotated[str, Field(max_length=steering.MAX_NOTE, description=_WHY, examples=["load test"])]
@@ -154,6 +155,12 @@ def written(orders: Orders) -> bytes:
     return data
 
 
+def ends(before: Orders, after: Orders, now: float) -> bool:
+    """Whether a measurement that runs does not go on under the new orders: another mode or another one ends it."""
+    ran = before.measure
+    return ran is not None and ran.until > now and (after.measure is None or after.measure.number != ran.number)
+
+
 async def change(
     loop: PoolLoop, who: str, what: str, why: str, if_match: str | None, order: Callable[[Orders, Tuner, float], Orders]
 ) -> Orders:
@@ -171,10 +178,11 @@ async def change(
             now = time.time()
             after = msgspec.structs.replace(order(before, tuner, now), revision=before.revision + 1)
             data = written(after)
-            act = Act(now, who, what, why, after.revision)
+            told = what if what == _STOP or not ends(before, after, now) else f"{what}; ends the measurement that ran"
+            act = Act(now, who, told, why, after.revision)
             if await loop.store.steer(before.revision, after.revision, data, act.encode()):
                 pool = loop.store.pool
-                log.info("pool %s: %s by %s%s", pool, what, who, f": {why}" if why else "", extra={"pool": pool})
+                log.info("pool %s: %s by %s%s", pool, told, who, f": {why}" if why else "", extra={"pool": pool})
                 return after
     except OrderError as error:
         raise ProblemError(422, "That cannot be ordered", str(error)) from None
@@ -288,9 +296,7 @@ async def stop_measuring(
     if_match: IfMatch = None,
 ) -> OrdersView:
     """End the measurement; what is complete counts."""
-    made = await change(
-        loop, who, "stop measuring", why, if_match, lambda orders, _, now: steering.without_measure(orders, now)
-    )
+    made = await change(loop, who, _STOP, why, if_match, lambda orders, _, now: steering.without_measure(orders, now))
     return _answer(response, made)
 
 

@@ -26,6 +26,10 @@ _NEXT = {
     412: "Run the command again.",
     503: "Ask the replica that leads (--url), or try again in some seconds.",
 }
+_LOCAL_ONLY = (
+    "Run akc on the controller's own machine with --url http://127.0.0.1:PORT (localhost and [::1] are allowed, too), "
+    "or start the controller with AKC_TOKENS_FILE and use a token."
+)
 
 
 def _domains(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -88,9 +92,12 @@ def asking(url: str, token: str | None) -> Iterator["Client"]:
 
 def refused(error: "ControllerError") -> typer.Exit:
     """Say what the controller said, and what to do next. The exit to raise."""
+    from controller.api.access import NOT_LOCAL
+
     typer.echo(f"akc: {error}", err=True)
-    if error.status in _NEXT:
-        typer.echo(f"     {_NEXT[error.status]}", err=True)
+    hint = _LOCAL_ONLY if (error.status, error.title) == (403, NOT_LOCAL) else _NEXT.get(error.status)
+    if hint is not None:
+        typer.echo(f"     {hint}", err=True)
     return typer.Exit(_EXIT.get(error.status, FAILED))
 
 

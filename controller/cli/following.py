@@ -11,6 +11,7 @@ from rich.live import Live
 
 from controller.api.domains import DomainSummary
 from controller.api.pools import PoolSummary
+from controller.api.steer import OrdersView
 from controller.cli.asking import print_json
 from controller.cli.screen import pool_table
 from controller.client import Client, ControllerError
@@ -44,21 +45,37 @@ def snapshot(client: Client, pool: str) -> Snapshot:
     return Snapshot(time.time(), summary, domains, engines)
 
 
+def ordered(client: Client, pool: str) -> OrdersView | None:
+    """What operators have ordered; None where Redis, which has it, does not answer the controller."""
+    try:
+        return client.orders(pool)
+    except ControllerError as error:
+        if error.status not in _AWAY:
+            raise
+        return None
+
+
 def follow(
     client: Client, pool: str, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Snapshot | ControllerError]:
-    """The pool after each of its decisions, for ever; while the controller is away, why. Raises `ControllerError` where
-    it has never answered, or refuses."""
+    """The pool after each of its decisions, for ever; while the controller is away, why. Where it has no figures of the
+    pool (it stands by, or has read no frame yet) that comes first: its stream is silent until there are some. Raises
+    `ControllerError` where it has never answered, or refuses."""
     last: str | None = None
+    answered = False
     while True:
         try:
+            summary = client.pool(pool)
+            if summary.time is None:
+                answered = True
+                yield Snapshot(time.time(), summary, [], [])
             for notice in client.events(pool, last):
                 last = notice.id
                 if notice.kind == "state":
                     yield snapshot(client, pool)
             lost = ControllerError(0, "The controller has ended", "")
         except ControllerError as error:
-            if last is None or error.status not in _AWAY:
+            if (last is None and not answered) or error.status not in _AWAY:
                 raise
             lost = error
         yield lost

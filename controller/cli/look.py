@@ -21,22 +21,29 @@ def status(url: Url = HERE, token: Token = None, pool: PoolOf = None, json: Json
     Example: akc status --json
     """
     with asking(url, token) as client:
-        from controller.cli.following import snapshot
+        from controller.cli.following import ordered, snapshot
 
         names = [pool] if pool is not None else [one.pool for one in client.pools()]
         seen = [snapshot(client, name) for name in names]
+        orders = [ordered(client, name) for name in names]
     if json:
-        print_json([one.as_json() for one in seen])
+        print_json([
+            {**one.as_json(), "orders": None if told is None else asdict(told)}
+            for one, told in zip(seen, orders, strict=True)
+        ])  # fmt: skip
     else:
         from rich.console import Console
+        from rich.text import Text
 
-        from controller.cli.screen import pool_table
+        from controller.cli.screen import pinned, pool_table
 
         console = Console()
         if not seen:
             console.print("no pool: no engine has announced itself yet ('akc engine', or the plug-in in vLLM)")
-        for one in seen:
+        for one, told in zip(seen, orders, strict=True):
             console.print(pool_table(one, time.time()))
+            for line in [] if told is None else pinned(told):
+                console.print(Text(line))
     if any(one.summary.problem or one.summary.stale for one in seen):
         raise typer.Exit(TROUBLE)
 

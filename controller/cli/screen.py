@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.api.domains import DomainSummary, LoadChoice
+from controller.api.steer import OrdersView
 from controller.api.whatif import Answer, ExpectedArm
 from controller.view import Domain, Engine, Interval, Measured
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 STALE_SECONDS = 15.0
 MOST_ENGINES = 12  # a terminal has only so many lines
+SLOW = 1.2  # times the usual seconds of a step from which on that is told
 _LEFT = frozenset({"domain", "regime", "draft", "engine", "breaker"})
 
 
@@ -79,7 +81,8 @@ def pool_table(seen: "Snapshot", now: float, lost: str | None = None) -> Rendera
     summary = seen.summary
     away = f"{lost}; trying again. What you see is {now - seen.taken:.0f} s old" if lost else None
     if summary.time is None or summary.traffic is None or summary.frames is None:
-        here = "stands by; another replica leads this pool" if summary.role == "standby" else summary.role
+        standby = "stands by: another replica leads this pool, and only that one has its figures; name it with --url"
+        here = standby if summary.role == "standby" else f"{summary.role}, no frame has been read yet; do engines run?"
         return Text(f"{summary.pool}: {away or summary.problem or here}")
     traffic = summary.traffic
     head = Text.assemble(
@@ -178,12 +181,30 @@ def _engines(engines: list[Engine], now: float) -> _Table:
             one.engine, Text(one.breaker, "" if one.breaker == "closed" else "red"),
             "static" if one.applied is None else str(one.applied[1]), seconds(one.policy_age, 0),
             str(one.running), str(one.waiting),
-            f"{one.steps:,}", f"{number(_ms(one.step_p50), '.0f')}/{number(_ms(one.step_p95), '.0f')} ms",
+            f"{one.steps:,}", f"{number(_ms(one.step_p50), '.0f')}/{number(_ms(one.step_p95), '.0f')} ms{slow(one)}",
             seconds(one.lag_seconds), f"{max(0.0, now - one.last_seen):.0f} s ago",
         )  # fmt: skip
     if len(engines) > MOST_ENGINES:
         table.add_row(f"and {len(engines) - MOST_ENGINES} more")
     return table
+
+
+def pinned(orders: OrdersView) -> list[str]:
+    """Pins and retired drafts, a line each."""
+    lines = []
+    for one in orders.pins:
+        until = "" if one.until is None else time.strftime(" until %Y-%m-%d %H:%M:%S UTC", time.gmtime(one.until))
+        regime = "" if one.regime is None else f" ({one.regime})"
+        lines.append(f"  {one.domain}{regime} pinned to {one.draft} at K = {one.k}{until}, by {one.by}")
+    if orders.retired:
+        lines.append(f"  retired drafts: {', '.join(orders.retired)}")
+    return lines
+
+
+def slow(engine: Engine) -> str:
+    """What stands behind the step times of an engine that takes markedly longer than usual for all of them."""
+    much = engine.slowness is not None and engine.slowness >= SLOW
+    return f", {engine.slowness:.1f}x usual" if much else ""
 
 
 def domain_tables(domain: Domain) -> Iterator[RenderableType]:

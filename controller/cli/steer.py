@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -25,6 +26,7 @@ from controller.cli.asking import (
 )
 
 if TYPE_CHECKING:
+    from controller.api.steer import OrdersView
     from controller.client import Client
 
 
@@ -37,22 +39,28 @@ def register(app: typer.Typer) -> None:
 def _ordered(url: str, token: str | None, pool: str | None, json: bool, order: "Callable[[Client, str], Any]") -> None:
     with asking(url, token) as client:
         name = pool_of(client, pool)
+        ran = client.orders(name).measure
+        found = None if ran is None else client.pool(name).measured_gain  # afterwards it may be the next one's
         orders = order(client, name)
+        ended = ran is not None and (orders.measure is None or orders.measure.since != ran.since)
     if json:
         print_json(asdict(orders))
         return
     typer.echo(
         f"pool {name}: mode {orders.mode or 'as the controller was started'}, orders at revision {orders.revision}"
     )
-    for one in orders.pins:
-        until = "" if one.until is None else time.strftime(" until %Y-%m-%d %H:%M:%S", time.localtime(one.until))
-        regime = "" if one.regime is None else f" ({one.regime})"
-        typer.echo(f"  {one.domain}{regime} pinned to {one.draft} at K = {one.k}{until}, by {one.by}")
-    if orders.retired:
-        typer.echo(f"  retired drafts: {', '.join(orders.retired)}")
+    from controller.cli.screen import measured_line, pinned
+
+    for line in pinned(orders):
+        typer.echo(line)
+    if ended:
+        told = ""
+        if found is not None and ran is not None and found.since == ran.since:  # else it had only just begun
+            told = "; " + measured_line(replace(found, running=False, until=min(found.until, time.time())))
+        typer.echo(f"  the measurement that ran has ended{told}")
     if orders.measure is not None:
         m = orders.measure
-        until = time.strftime("%H:%M:%S", time.localtime(m.until))
+        until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(m.until))
         fixed = "no speculation" if m.against == "none" else "the static choice"
         typer.echo(
             f"  measuring until {until} in windows of {m.window_seconds:.0f} s, {m.share:.1%} of the time at {fixed}"
@@ -92,10 +100,19 @@ def pin(
 ) -> None:
     """Hold a domain on one draft and K. Example: akc pin chat ngram 3 --hours 2 --why 'compare'"""
     until = None if hours is None else time.time() + 3600 * hours
-    _ordered(
-        url, token, pool, json,
-        lambda client, name: client.pin(name, domain, draft, k, regime=regime_of(regime), until=until, why=why),
-    )  # fmt: skip
+
+    def order(client: "Client", name: str) -> "OrdersView":
+        from controller.client import ControllerError
+
+        made = client.pin(name, domain, draft, k, regime=regime_of(regime), until=until, why=why)
+        with suppress(ControllerError):  # it is pinned, whatever is not known
+            known = sorted({repr(one.domain) for one in client.domains(name)})
+            if repr(domain) not in known:  # a pin may come before its domain; a slip of the pen looks the same
+                seen = ", ".join(known)
+                typer.echo(f"akc: pinned; no request of domain {domain!r} has been seen yet, only of {seen}", err=True)
+        return made
+
+    _ordered(url, token, pool, json, order)
 
 
 def unpin(

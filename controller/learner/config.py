@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import isfinite
 
-from engine.link.messages import MAX_K, DraftInfo, EngineDescription, StaticChoice, load_buckets
+from engine.link.messages import MAX_K, NO_DRAFT, DraftInfo, EngineDescription, StaticChoice, load_buckets
 
 DAY = 86_400.0
 
@@ -102,9 +102,31 @@ class PoolSpec:
         return tuple(sorted({0, *self.k_values}))
 
     @property
+    def static_arm(self) -> tuple[str, int]:
+        """The operators' static choice as engines play it, (draft, K): at most its draft's largest K, prepared or not.
+
+        ("none", 0): no speculation. A draft that the pool does not have, or has retired, stays as it was ordered.
+
+        >>> drafts = (DraftInfo("ngram", "ngram", 6), DraftInfo("small", "model", 8))
+        >>> orders = ("small", 5), ("ngram", 8), ("ngram", 0), ("big", 2)
+        >>> [PoolSpec(drafts, (2, 4, 8), 1, StaticChoice(*order)).static_arm for order in orders]
+        [('small', 5), ('ngram', 6), ('none', 0), ('big', 2)]
+        """
+        draft, k = self.static.draft, self.static.k
+        limits = {d.name: d.max_k for d in self.drafts}
+        k = min(k, limits.get(draft, k))
+        return (draft, k) if k and draft != NO_DRAFT else (NO_DRAFT, 0)
+
+    @property
+    def run_ks(self) -> tuple[int, ...]:
+        """K that engines run, ascending: the prepared ones, and the static choice's where its draft is loaded."""
+        draft, k = self.static_arm
+        return tuple(sorted({*self.ks, k})) if any(draft == d.name for d in self.drafts) else self.ks
+
+    @property
     def positions(self) -> int:
-        """Largest K: the length of an acceptance curve (at least 1)."""
-        return max(1, *self.ks)
+        """Largest K that engines run: the length of an acceptance curve (at least 1)."""
+        return max(1, *self.run_ks)
 
     @property
     def loads(self) -> tuple[int, ...]:

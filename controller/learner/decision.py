@@ -130,6 +130,8 @@ def _reason(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ..
     others = flat_arms(np.where(prepared & table.in_time[c], 1.0, 0.0), 1.0) > 0
     others[arm] = False
     if not others.any():
+        if prepared.any():
+            return "no speculation: at this load no draft and K is within the bound on latency, max_tpot_p95"
         return "no speculation: the pool has no draft"
     rival = int(np.where(others, table.gain[c], -np.inf).argmax())
     shown = arm or rival
@@ -143,9 +145,22 @@ def _reason(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ..
         other, level = arm_name(rival, drafts, ks)
         next_best = f"{'' if other == name else f'{other} at '}K = {level}" if rival else "no speculation"
         share = f"best in {table.best[c, arm]:.0%} of draws"
-        return f"{name} at K = {k}: {interval}; {share}; {next_best} is {than} at this load"
+        late = _late(table, c, drafts, ks, prepared)
+        return f"{name} at K = {k}: {interval}; {share}; {next_best} is {than} at this load{late}"
     why = "its exploration budget is spent and no gain is sure" if table.closed[c] else "no arm clears the margin"
-    return f"no speculation: {why}; the best, {name} at K = {k}, would bring {interval}, {than} at this load"
+    late = _late(table, c, drafts, ks, prepared)
+    return f"no speculation: {why}; the best, {name} at K = {k}, would bring {interval}, {than} at this load{late}"
+
+
+def _late(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ...], prepared: NDArray[np.bool_]) -> str:
+    """What the bound on latency costs: the best arm that it rules out, where that is better than the one in play."""
+    late = flat_arms(np.where(prepared & ~table.in_time[c], 1.0, 0.0), 0.0) > 0
+    best = int(np.where(late, table.gain[c], -np.inf).argmax())
+    more = float(table.gain[c, best] / table.gain[c, table.top[c]]) - 1.0
+    if not late[best] or more <= 0:
+        return ""
+    draft, k = arm_name(best, drafts, ks)
+    return f"; {draft} at K = {k} would be {more:.1%} better and is beyond the bound on latency, max_tpot_p95"
 
 
 class Stay(NamedTuple):

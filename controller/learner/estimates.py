@@ -71,6 +71,7 @@ class Estimates(NamedTuple):
     """Everything for the API. By load: `plain_seconds` price of a plain step, (mean, sd); `static_seconds` that of a
     step in which every row plays the operators' static choice; `prefill` share of a step's seconds spent on prompts;
     `rows` of a step. By context: `static_tokens` of a row's step at that choice; `deff` design effect of its tokens.
+    What is of the static choice is empty where its draft is not loaded.
     """
 
     curves: list[CurvePoint]
@@ -144,24 +145,18 @@ def cost_rows(groups: list[Sums], posterior: CostPosterior, rng: np.random.Gener
     return rows
 
 
-def static_arm(spec: PoolSpec) -> tuple[int, int]:
-    """The operators' static choice as (draft's index, K), K as engines cut it; K = 0: no speculation. A draft that the
-    pool does not know counts as none.
-
-    >>> from engine.link.messages import DraftInfo, StaticChoice
-    >>> static_arm(PoolSpec((DraftInfo("ngram", "ngram", 4),), (2, 4), 1, StaticChoice("ngram", 6)))
-    (0, 4)
-    """
-    for j, draft in enumerate(spec.drafts):
-        if draft.name == spec.static.draft:
-            return j, min(spec.static.k, draft.max_k, spec.positions)
-    return 0, 0
+def _static(spec: PoolSpec) -> tuple[int, int] | None:
+    """The static choice as (draft's index, K); None where the pool has no such draft: nothing is known of it."""
+    name, k = spec.static_arm
+    names = [draft.name for draft in spec.drafts]
+    return (0, 0) if not k else (names.index(name), k) if name in names else None
 
 
-def step_prices(posterior: CostPosterior, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+def step_prices(posterior: CostPosterior, rng: np.random.Generator) -> tuple[Array, Array, Array | None]:
     """Mean and sd of a plain step's seconds, and the mean of those of a step whose rows all play the static choice,
-    [loads] each."""
-    draft, k = static_arm(posterior.spec)
+    [loads] each; the last is None where its draft is not loaded."""
+    arm = _static(posterior.spec)
+    draft, k = arm or (0, 0)
     draws = posterior.sample(rng, 256)
     plain, static = np.empty((2, len(posterior.spec.loads), 256))
     for at, rows in enumerate(posterior.loads.rows.tolist()):
@@ -170,12 +165,16 @@ def step_prices(posterior: CostPosterior, rng: np.random.Generator) -> tuple[Arr
         if k:
             drafted = np.full_like(prices.plain, rows * k)
             static[at] += prices.fixed[1, draft] + drafted * prices.slope[draft] + prices.verify(drafted[None])[0]
-    return plain.mean(axis=1), plain.std(axis=1), static.mean(axis=1)
+    return plain.mean(axis=1), plain.std(axis=1), None if arm is None else static.mean(axis=1)
 
 
 def static_yield(curves: Curves, contexts: list[Context], spec: PoolSpec) -> dict[Context, float]:
-    """Expected tokens of a row's step at the static choice, from the means of acceptance, by context."""
-    draft, k = static_arm(spec)
+    """Expected tokens of a row's step at the static choice, from the means of acceptance, by context; empty where its
+    draft is not loaded."""
+    arm = _static(spec)
+    if arm is None:
+        return {}
+    draft, k = arm
     if not k:
         return dict.fromkeys(contexts, 1.0)
     alpha, beta = curves.beta()

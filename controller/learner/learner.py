@@ -10,6 +10,7 @@ from controller.learner import cost, curves, state
 from controller.learner.acceptance import AcceptanceEvidence, Counts
 from controller.learner.account import Account
 from controller.learner.config import LearnerConfig, PoolSpec
+from controller.learner.curves import expected_tokens
 from controller.learner.decision import (
     Decision,
     LoadTable,
@@ -318,7 +319,7 @@ class Learner:
             achieved_rows(earned, names, prices, plain, plain_sd, prefill, apart),
             dict(zip(loads, zip(plain.tolist(), plain_sd.tolist(), strict=True), strict=True)),
             prices.noise,
-            dict(zip(loads, static.tolist(), strict=True)),
+            {} if static is None else dict(zip(loads, static.tolist(), strict=True)),
             static_yield(belief, names, self.spec),
             dict(zip(loads, prefill.tolist(), strict=True)),
             dict(zip(loads, prices.loads.rows.tolist(), strict=True)),
@@ -335,15 +336,21 @@ class Learner:
         _, prices = self._costs(now, remember=False)
         here = self.account.mix(now, len(self.contexts))[at]
         here = here if mix is None else shares(mix, here, self.contexts.names)
-        drawn = prices_at(prices.sample(rng, self.config.draws), at, self.spec.ks)
+        sampled = prices.sample(rng, self.config.draws)
         prepared = np.array([[k <= d.max_k for k in self.spec.ks] for d in self.spec.drafts], dtype=bool)
         prepared = np.broadcast_to(prepared.reshape(-1, len(self.spec.ks)), (len(self.contexts), *prepared.shape))
-        tokens = draws_of_tokens(belief, self.spec, rng, self.config.draws)
+        acceptance = belief.draws(rng, self.config.draws)
+        drawn, tokens = prices_at(sampled, at, self.spec.ks), expected_tokens(acceptance, self.spec.ks)
         rows = float(prices.loads.rows[at])
         seen = outlook(drawn, self.spec.loads[at], rows, here, tokens, self.spec.ks, prepared)
         names = self.contexts.names
         shown = {name: float(share) for name, share in zip(names, here, strict=True) if share > 0}
         arms = expected(seen, names, self.spec, self.stay.top[:, at], here)
+        if self.spec.run_ks != self.spec.ks:
+            drawn, tokens = (
+                prices_at(sampled, at, self.spec.run_ks),
+                expected_tokens(acceptance, self.spec.run_ks),
+            )
         fixed = everywhere(drawn, self.spec.loads[at], rows, here, tokens, self.spec, self.stay.top[:, at])
         return Imagined(self.spec.loads[at], rows, shown, arms, fixed)
 

@@ -12,7 +12,7 @@ from controller.learner.goodput import Choice, evaluate
 from controller.learner.outlook import Outlook, rows_at
 from controller.learner.policy import Top, arm_name, flat_arms
 from controller.learner.prices import Prices, Single
-from engine.link.messages import NO_DRAFT, StaticChoice, load_bucket
+from engine.link.messages import NO_DRAFT, load_bucket
 
 _Z90 = 1.6449
 
@@ -120,41 +120,27 @@ def expected(seen: Outlook, names: list[Context], spec: PoolSpec, top: Top, mix:
     return rows
 
 
-def static_level(static: StaticChoice, spec: PoolSpec) -> tuple[int, int] | None:
-    """(draft, level) as engines play the static choice, a K they have not prepared as the next smaller one; level 0
-    without speculation. None where no engine has the draft.
-
-    >>> from engine.link.messages import DraftInfo
-    >>> spec = PoolSpec((DraftInfo("ngram", "ngram", 4), DraftInfo("small", "model", 8)), (0, 2, 4, 8), max_batch=1)
-    >>> [static_level(StaticChoice(*arm), spec) for arm in (("small", 5), ("ngram", 8), ("none", 0), ("big", 2))]
-    [(1, 2), (0, 2), (0, 0), None]
-    """
-    if static.draft == NO_DRAFT or static.k == 0:
-        return 0, 0
-    names = [draft.name for draft in spec.drafts]
-    if static.draft not in names:
-        return None
-    return names.index(static.draft), sum(0 < k <= static.k for k in spec.allowed(static.draft))
-
-
 def everywhere(
     prices: Prices, load: int, load_rows: float, mix: Array, tokens: Single, spec: PoolSpec, top: Top
 ) -> Fixed | None:
     """The static choice for all contexts against the arms in play, top [C] (below 0: none yet); mix [C], tokens
-    [C, Kn, J, S]. None where the static draft is not loaded, or no row ever ran.
+    [C, Kn, J, S] and prices at the spec's `run_ks`. None where the static draft is not loaded, or no row ever ran.
 
     Goodput is that of one batch of the load; at batch 1, of steps of one row each, shared as the mix is.
     """
-    static = static_level(spec.static, spec)
-    if static is None or not mix.any():
+    name, static_k = spec.static_arm
+    names = [draft.name for draft in spec.drafts]
+    if name not in (NO_DRAFT, *names) or not mix.any():
         return None
-    _, count, _, s = tokens.shape
+    s, ks = tokens.shape[3], spec.run_ks
     rows, core = rows_at(load_rows, mix)
     members = np.flatnonzero(mix > 0 if load == 1 else core)
     arms = np.maximum(top[members], 0)
-    draft, level = np.divmod(arms - 1, count - 1)
-    learned = np.where(arms > 0, draft, 0), np.where(arms > 0, level + 1, 0)
-    k = np.array(spec.ks, dtype=np.float32)
+    draft, level = np.divmod(arms - 1, max(len(spec.ks) - 1, 1))
+    levels = np.searchsorted(ks, spec.ks)  # of the prepared K among those that run
+    learned = np.where(arms > 0, draft, 0), np.where(arms > 0, levels[(level + 1) % len(levels)], 0)
+    static = names.index(name) if static_k else 0, ks.index(static_k)
+    k = np.array(ks, dtype=np.float32)
 
     def goodput(drafts: Top, levels: Top) -> Array:
         choice = Choice(*(np.repeat(one[:, None], s, axis=1) for one in (drafts, levels)))
@@ -172,9 +158,8 @@ def everywhere(
         goodput(*both) for both in ((nothing, nothing), (nothing + static[0], nothing + static[1]), learned)
     )
     loss = 1.0 - fixed / free
-    draft_name = NO_DRAFT if static[1] == 0 else spec.static.draft
     return Fixed(
-        draft_name, spec.ks[static[1]], _summed(fixed / plain), _summed(free / plain),
+        name, static_k, _summed(fixed / plain), _summed(free / plain),
         (float(1.0 - fixed.mean() / free.mean()), *np.quantile(loss, (0.05, 0.95)).tolist()),
     )  # fmt: skip
 

@@ -31,6 +31,9 @@ def _states(views: list[PoolView], now: float) -> Iterator[Metric]:
     age = GaugeMetricFamily(
         "akc_reported_policy_age_seconds", "Since the policy that it follows was issued", labels=names
     )
+    slowness = GaugeMetricFamily(
+        "akc_reported_slowness_ratio", "How many times the usual seconds its steps take now, estimated", labels=names
+    )
     running = GaugeMetricFamily("akc_reported_requests_running", "Requests being decoded", labels=names)
     waiting = GaugeMetricFamily("akc_reported_requests_waiting", "Requests that wait for a slot", labels=names)
     for view in views:
@@ -42,9 +45,10 @@ def _states(views: list[PoolView], now: float) -> Iterator[Metric]:
             in_force.add_metric(labels, float(one.in_force))
             if one.policy_age is not None:
                 age.add_metric(labels, one.policy_age + passed)
+            slowness.add_metric(labels, one.slowness)
             running.add_metric(labels, one.running)
             waiting.add_metric(labels, one.waiting)
-    yield from (silent, breaker, in_force, age, running, waiting)
+    yield from (silent, breaker, in_force, age, slowness, running, waiting)
 
 
 def _counts(views: list[PoolView]) -> Iterator[Metric]:

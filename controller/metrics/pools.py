@@ -160,6 +160,11 @@ def _traffic(pools: list[Seen]) -> Iterator[Metric]:
     static = GaugeMetricFamily(
         "akc_static_speedup_ratio", "Of the static choice over plain decoding, estimated", labels=["pool"]
     )
+    measured = GaugeMetricFamily(
+        "akc_measured_gain_ratio",
+        "Of the newest measurement: the policy over a fixed choice, with a 90% interval",
+        labels=["pool", "bound", "draft", "k"],
+    )
     for view, moment, _ in pools:
         for family, value in ((goodput, moment.goodput), (rows, moment.rows), (static, moment.static)):
             if value is not None:
@@ -167,7 +172,13 @@ def _traffic(pools: list[Seen]) -> Iterator[Metric]:
         if view.traffic.speedup is not None:
             for bound in ("low", "value", "high"):
                 speedup.add_metric([view.pool, bound], getattr(view.traffic.speedup, bound))
-    yield from (goodput, rows, speedup, static)
+        gain = view.measured
+        if gain is not None:
+            draft, k = gain.against
+            for bound, ratio in (("low", gain.low), ("value", gain.ratio), ("high", gain.high)):
+                if ratio is not None:
+                    measured.add_metric([view.pool, bound, draft, str(k)], ratio)
+    yield from (goodput, rows, speedup, static, measured)
 
 
 def _choices(pools: list[Seen]) -> Iterator[Metric]:

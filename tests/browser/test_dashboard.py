@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +101,11 @@ def hover_last_point(page: Page, chart: Locator) -> Locator:
     page.mouse.move(box["x"] + at[0] - 3, box["y"] + at[1])
     page.mouse.move(box["x"] + at[0], box["y"] + at[1])
     return chart.locator(".hoverlayer")
+
+
+def shorter(label: str, room: int = 36) -> str:
+    """What a chart shows of a label that is longer than it has room for."""
+    return label if len(label) <= room else f"{label[: room // 2]}…{label[1 - room // 2 :]}"
 
 
 def picture(page: Page, name: str) -> None:
@@ -328,6 +335,38 @@ def test_the_price_told_is_that_of_the_arm_chosen_and_without_one_nothing_is_pin
         assert client.orders("p").pins == []
 
 
+def test_a_pin_of_a_domain_that_nobody_asked_for_is_seen_and_taken_off(site: Site, watched: Watched) -> None:
+    page = watched.page
+    with Client(site.url, ADMIN) as client:
+        client.pin("p", "caht", "ngram", 2)
+        page.goto(f"{site.url}/#/p")
+        told = page.get_by_text("No request of domain caht has been seen, which is pinned to ngram at K = 2 by ana.")
+        expect(told).to_be_visible()
+        expect(page.get_by_role("button", name="Unpin …")).to_have_count(0)
+        sign_in(page, ADMIN)
+        page.get_by_role("button", name="Unpin …").click()
+        page.get_by_role("dialog").get_by_role("button", name="Unpin").click()
+        expect(told).to_have_count(0)
+        assert client.orders("p").pins == []
+    assert watched.errors == []
+
+
+def test_an_engine_that_is_slower_than_usual_says_by_how_much(site: Site, watched: Watched) -> None:
+    page = watched.page
+    with Client(site.url) as client:
+        (one,) = (asdict(engine) for engine in client.engines("p") if engine.engine == "e")
+
+    def slower(route: Route) -> None:
+        route.fulfill(json=[{**one, "engine": "slow", "slowness": 1.84}, {**one, "engine": "usual", "slowness": 1.04}])
+
+    page.route("**/engines", slower)
+    page.goto(f"{site.url}/#/p")
+    rows = page.get_by_role("table", name="Engines").get_by_role("row")
+    expect(rows.filter(has_text="slow")).to_contain_text("1.8× usual")
+    expect(rows.filter(has_text="usual").last).not_to_contain_text("×")
+    assert watched.errors == []
+
+
 def test_a_reader_sees_and_does_not_steer(site: Site, watched: Watched) -> None:
     page = watched.page
     page.goto(f"{site.url}/#/p")
@@ -391,18 +430,78 @@ def test_a_link_in_a_label_stays_text_in_charts(tmp_path: Path, watched: Watched
     with serving(tmp_path, domains=(LINK, "chat"), draft=LINK) as site:
         page.goto(f"{site.url}/#/p")
         chart = page.locator("#chart-choices")
-        expect(chart.locator(".legend")).to_contain_text(f"{LINK}, greedy")
+        expect(chart.locator(".legend")).to_contain_text(shorter(f"{LINK}, greedy"))
         expect(hover_last_point(page, chart)).to_contain_text(f"{LINK}, greedy")
         expect(chart.locator(".hoverlayer")).to_contain_text("on <a href=")
         picture(page, "label")
         expect(page.locator(".chart a")).to_have_count(0)
         page.get_by_role("table", name="Domains").get_by_role("link", name=LINK).click()
         survival, heat = page.locator(".chart").nth(0), page.locator(".chart").nth(1)
-        expect(heat.locator(".main-svg").first).to_contain_text(LINK)
+        expect(heat.locator(".main-svg").first).to_contain_text(shorter(LINK, 18))
         expect(hover_last_point(page, survival)).to_contain_text("raw counts")
         heat.locator(".nsewdrag").hover()
         expect(heat.locator(".hoverlayer")).to_contain_text(LINK)
         expect(page.locator(".chart a")).to_have_count(0)
+    assert watched.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_labels_as_long_as_they_may_be_leave_charts_and_pages_whole(
+    tmp_path: Path, browser: Browser, width: int
+) -> None:
+    """64 characters each, alike but for the last: told apart in the legend, told whole by hovering."""
+    names = tuple(f"{'customer-support-' * 4}"[:63] + end for end in "12")
+    context = browser.new_context(viewport={"width": width, "height": 840})
+    context.set_default_timeout(SLOW)
+    page = context.new_page()
+
+    def fits() -> bool:
+        inside = page.locator(".chart").evaluate_all(
+            "(charts) => charts.every((chart) => { const box = chart.getBoundingClientRect();"
+            " return [...chart.querySelectorAll('.legendtext, .ytick text')].every((label) => {"
+            " const it = label.getBoundingClientRect(); return it.left >= box.left && it.right <= box.right; })"
+            " && chart._fullLayout._size.w > box.width / 4; })"
+        )
+        whole = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        return bool(inside) and bool(page.evaluate(whole))
+
+    with serving(tmp_path, domains=names, draft=names[0]) as site:
+        page.goto(f"{site.url}/#/p")
+        legend = page.locator("#chart-choices .legend")
+        for name in names:
+            expect(legend).to_contain_text(shorter(f"{name}, greedy"))
+        assert fits()
+        expect(hover_last_point(page, page.locator("#chart-choices"))).to_contain_text(names[0])
+        picture(page, f"long-{width}")
+        page.goto(f"{site.url}/#/p/{names[1]}")
+        expect(page.locator(".chart").nth(1).locator(".main-svg").first).to_contain_text(shorter(names[0], 18))
+        picture(page, f"long-domain-{width}")
+        assert fits()
+    context.close()
+
+
+def test_a_measurement_and_its_fixed_windows_are_shaded(tmp_path: Path, watched: Watched) -> None:
+    page = watched.page
+    with serving(tmp_path) as site, Client(site.url, ADMIN) as client:
+        page.goto(f"{site.url}/#/p")
+        expect(page.locator("#chart-choices .main-svg").first).to_be_visible()
+        expect(page.locator("#shaded")).to_be_empty()
+        client.measure("p", 0.5, 6, why="how much?")  # three pairs of windows of 5 s
+        deadline = time.monotonic() + 60
+        while {(m.measuring, m.fixed) for m in client.history("p")} < {(False, False), (True, False), (True, True)}:
+            assert time.monotonic() < deadline
+            site.report(10)
+            page.wait_for_timeout(500)
+        expect(page.locator("#shaded")).to_have_text("Shaded: a measurement ran; darker: all played its fixed choice.")
+        for name in ("goodput", "choices", "load"):
+            bands = page.locator(f"#chart-{name}").evaluate(
+                "(chart) => chart._fullLayout.shapes.map((s) => [s.name, new Date(s.x0) < new Date(s.x1), s.y0, s.y1])"
+            )
+            assert {band[0] for band in bands} == {"measuring", "fixed"}
+            assert [band[1:] for band in bands] == [[True, 0, 1]] * len(bands)
+            expect(page.locator(f"#chart-{name} .shapelayer path")).to_have_count(len(bands))
+        client.stop_measuring("p")
+        picture(page, "measurement")
     assert watched.errors == []
 
 
@@ -490,6 +589,23 @@ def test_a_domain_that_is_not_there_is_told_with_a_way_back(site: Site, watched:
     expect(page.locator("main .note.bad")).to_contain_text("'chat', 'code'")
     page.get_by_role("link", name="Back to p").click()
     expect(page.locator("#speedup")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("%zz", "No such pool: There is no pool '%zz'; known pools: 'p'"),
+        ("p/%zz", "No such domain: Pool 'p' has no domain '%zz'"),
+        ("p/a/b", "No such domain: Pool 'p' has no domain 'a/b'"),
+    ],
+)
+def test_an_address_that_is_badly_encoded_names_nothing(site: Site, watched: Watched, address: str, told: str) -> None:
+    page = watched.page
+    page.goto(f"{site.url}/#/{address}")
+    expect(page.locator("main .note.bad")).to_contain_text(told)
+    page.get_by_role("link", name="Back to p" if "/" in address else "All pools").click()
+    expect(page.locator("#speedup")).to_be_visible()
+    assert [error for error in watched.errors if "404" not in error] == []
 
 
 def test_hover_gives_the_posterior_beside_the_raw_counts_and_requests_their_spread(

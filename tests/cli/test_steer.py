@@ -12,9 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pydantic import TypeAdapter
 from rich.console import Console
 from typer.testing import CliRunner
 
+from controller.api.examples import EXAMPLES
+from controller.api.pools import PoolSummary
 from controller.cli import following
 from controller.cli.commands import app
 from controller.cli.following import AGAIN_SECONDS, Screen, Snapshot, follow
@@ -110,13 +113,30 @@ def test_titles_drafts_engines_and_reasons_are_no_markup_either() -> None:
     assert [line for line in text.splitlines() if line.startswith("[/d] ")]  # the arm's row
 
 
-def test_a_replica_that_stands_by_is_healthy(tmp_path: Path) -> None:
+STANDS_BY = "p: stands by: another replica leads this pool, and only that one has its figures; name it with --url"
+
+
+def test_a_replica_that_stands_by_is_healthy_and_says_so(tmp_path: Path) -> None:
     with serving(tmp_path) as site, standing_by(site, tmp_path) as other:
         code, text = akc(other, "status", token=None)
-        assert (code, text.strip()) == (0, "p: stands by; another replica leads this pool")
+        assert (code, text.strip()) == (0, STANDS_BY)
         with Client(other) as client:
             summary = client.pool("p")
         assert (summary.role, summary.stale, summary.catching_up, summary.time) == ("standby", False, False, None)
+        # Its stream is silent for as long as the other one leads.
+        assert akc(other, "watch", "--updates", "1", token=None) == (0, f"{STANDS_BY}\n")
+        code, text = akc(other, "watch", "--updates", "1", "--json", token=None)
+        assert (code, json.loads(text)["role"], json.loads(text)["domains"]) == (0, "standby", [])
+        # Then it goes on as soon as there is something: the one that leads has gone.
+        with Client(other) as client:
+            seen = follow(client, "p")
+            first = next(seen)
+            assert isinstance(first, Snapshot)
+            assert first.summary.time is None
+            site.stop()
+            second = next(seen)
+        assert isinstance(second, Snapshot)
+        assert (second.summary.role, {d.domain for d in second.domains}) == ("leading", {"chat", "code"})
 
 
 def test_explain_gives_the_reason_the_curve_and_the_arms(url: str) -> None:
@@ -152,6 +172,20 @@ def test_mode_reset_and_drafts(url: str) -> None:
     akc(url, "mode", "on")
 
 
+def test_a_pin_of_a_domain_that_nobody_asked_for_is_kept_and_questioned(url: str) -> None:
+    """Its requests may come later; a slip of the pen would look the same, and hold nothing."""
+    code, text = akc(url, "pin", "caht", "ngram", "2")
+    assert code == 0
+    assert "akc: pinned; no request of domain 'caht' has been seen yet, only of 'chat', 'code'" in text
+    assert "caht pinned to ngram at K = 2" in text
+    assert "caht pinned to ngram at K = 2, by ana" in akc(url, "status")[1]  # though no row of the table is its own
+    (pool,) = json.loads(akc(url, "status", "--json")[1])
+    assert [(one["domain"], one["by"]) for one in pool["orders"]["pins"]] == [("caht", "ana")]
+    assert akc(url, "unpin", "caht")[0] == 0
+    assert "has been seen yet" not in akc(url, "pin", "chat", "ngram", "2")[1]
+    assert akc(url, "unpin", "chat")[0] == 0
+
+
 def test_measure_and_stop(url: str) -> None:
     with Client(url, ADMIN) as client:  # orders of the tests before reach the pool with its next decision
         deadline = time.monotonic() + 30
@@ -162,7 +196,23 @@ def test_measure_and_stop(url: str) -> None:
     said, deadline = "measuring: no interval yet, 0 of 10 pairs of 15 s windows", time.monotonic() + 30
     while said not in (shown := akc(url, "status")[1]):  # shown with the next decision
         assert time.monotonic() < deadline, shown
+    # Another mode ends it: whoever sets one is told, with what was measured by then, and the log is.
+    code, text = akc(url, "mode", "canary", "--share", "0.5")
+    assert code == 0, text
+    assert "the measurement that ran has ended; measured by switching: no interval yet, 0 of 10 pairs" in text
+    with Client(url, READER) as client:
+        assert client.audit("p", limit=1)[0].what == "mode canary, share 0.5; ends the measurement that ran"
+    code, text = akc(url, "mode", "on")
+    assert (code, "has ended" in text) == (0, False)
+    assert akc(url, "measure", "--minutes", "10", "--windows", "10")[0] == 0
+    code, text = akc(url, "measure", "--minutes", "20")  # so does another one
+    assert re.search(
+        r"the measurement that ran has ended.*\n  measuring until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC in",
+        text,
+    )
     assert akc(url, "measure", "--stop", "--json")[0] == 0
+    with Client(url, READER) as client:
+        assert client.audit("p", limit=1)[0].what == "stop measuring"
     assert "nothing is being measured" in akc(url, "measure", "--stop")[1]
     assert akc(url, "measure", "--against", "luck")[0] == 2
 
@@ -190,6 +240,16 @@ def test_watch_follows_the_event_stream_and_prints_once_where_there_is_no_termin
     (line,) = text.splitlines()
     seen = json.loads(line)
     assert (code, seen["pool"], [e["engine"] for e in seen["live_engines"]]) == (0, "p", ["e"])
+
+
+def test_an_engine_that_is_slower_than_usual_says_by_how_much(url: str) -> None:
+    with Client(url, READER) as client:
+        seen = following.snapshot(client, "p")
+    for slowness, said in ((1.84, True), (1.04, False), (None, False)):
+        shown = io.StringIO()
+        engines = [replace(one, slowness=slowness) for one in seen.engines]
+        Console(file=shown, width=200).print(pool_table(replace(seen, engines=engines), seen.taken))
+        assert (" ms, 1.8x usual" in shown.getvalue(), "usual" in shown.getvalue()) == (said, said)
 
 
 def test_watch_says_that_the_controller_has_gone_and_how_old_its_figures_are(tmp_path: Path) -> None:
@@ -323,10 +383,15 @@ def test_what_is_measured_is_marked_while_it_runs_and_no_more_when_it_is_over() 
 
 
 class Falling(socketserver.StreamRequestHandler):
-    """A controller whose host vanishes in the middle of its event stream: nothing more comes, and nothing closes."""
+    """A controller whose host vanishes in the middle of its event stream: nothing more comes, and nothing closes. It
+    has figures of the pool."""
 
     def handle(self) -> None:
         asked = b"".join(iter(self.rfile.readline, b"\r\n")).decode()
+        if not asked.startswith("GET /v1/pools/p/events"):
+            body = TypeAdapter(PoolSummary).dump_json(EXAMPLES[PoolSummary])
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            return
         self.server.asked.append(asked)  # type: ignore[attr-defined]
         head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
         number = len(self.server.asked)  # type: ignore[attr-defined]

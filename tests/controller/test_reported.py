@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from controller.reported import STEP_BOUNDS, Sums
 from controller.settings import ControllerSettings
 from controller.store import Entry
 from controller.tuner import Tuner
-from controller.view import PoolView
+from controller.view import Measured, PoolView
 from engine.link.messages import AcceptanceCell, AccountCell, CostCell, Frame, encode
 from tests.controller.engines import CountingEngine, description
 
@@ -66,6 +67,26 @@ def test_the_age_of_an_engine_s_policy_goes_on_between_frames() -> None:
     found = samples(list(engines([view_of(frame)], NOW + 3)))
     assert told(found, "akc_reported_policy_age_seconds", pool="p", engine="e") == 7
     assert told(found, "akc_reported_policy_in_force", pool="p", engine="e") == 1
+
+
+def test_slowness_is_told_by_engine_and_the_measured_gain_with_what_it_is_over() -> None:
+    engine = CountingEngine()
+    engine.step("code", 1)
+    view = view_of(engine.frame(full=True))
+    slow = replace(view, reported=[view.reported[0]._replace(slowness=1.75)])
+    found = samples(list(engines([slow], NOW)))
+    assert told(found, "akc_reported_slowness_ratio", pool="p", engine="e") == 1.75
+    supervisor = _Supervisor()
+    measured = Measured(None, None, None, 2, 10, 30.0, 0.5, ("none", 0), NOW, NOW + 600, True, 1.0, 1.0)
+    for gain, bounds in (
+        (measured, {}),  # below three pairs there is no gain
+        (replace(measured, ratio=1.42, low=1.37, high=1.47), {"low": 1.37, "value": 1.42, "high": 1.47}),
+    ):
+        supervisor.pools["p"].view = replace(view, measured=gain)
+        found = samples(list(PoolCollector(supervisor, "1.2").collect()))  # type: ignore[arg-type]  # as much as is read
+        name = "akc_measured_gain_ratio"
+        assert {dict(key)["bound"]: value for (n, key), value in found.items() if n == name} == bounds
+    assert told(found, name, pool="p", bound="value", draft="none", k="0") == 1.42
 
 
 def test_sums_survive_a_restart_of_the_controller_and_start_anew_with_the_engine() -> None:

@@ -224,7 +224,7 @@ async def test_without_tokens_a_foreign_name_of_this_machine_reads_nothing(
         assert (await api.get("/readyz")).status_code in (200, 503)  # as ready as it is
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.1:8080", "[::1]:8080"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST.:8080", "127.0.0.1", "127.0.0.1:8080", "[::1]:8080"])
 async def test_without_tokens_loopback_reads_and_steers_by_any_of_its_names(
     server: str, engine: CountingEngine, until: Until, host: str
 ) -> None:

@@ -280,6 +280,8 @@ def test_measurements_are_refused_where_they_say_nothing() -> None:
     assert "windows is 7; allowed: even numbers from 6 on" in refusal("on", windows=7)
     assert "a window would last 1.5 s; allowed: 5 s or more" in refusal("on", minutes=1.0, windows=20, share=0.25)
     assert "against is 'none' in mode 'canary'" in refusal("canary", against="none")
+    with pytest.raises(steering.OrderError, match=r"the static K 3 is none that engines have prepared"):
+        steering.with_measure(Orders(), Measure(0, T0, 10.0, 20), "on", StaticChoice("ngram", 3), spec)
     with pytest.raises(steering.OrderError, match="nothing is being measured"):
         steering.without_measure(Orders(), T0)
     running = steering.with_measure(Orders(mode="on"), Measure(0, T0, 10.0, 20), "on", STATIC, spec)

@@ -56,6 +56,22 @@ def test_a_file_that_is_away_for_a_while_is_told_once_and_read_when_it_is_back(
     assert tokens.holder(B) is not None
 
 
+def test_one_token_on_two_lines_is_refused_without_being_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whose it is, and with which role, would hang on the order of the lines."""
+    file = tmp_path / "tokens"
+    write(file, f"# us\nana admin {A}\n\nbob read {A}\n".encode())
+    with pytest.raises(TokenError, match=r"tokens, lines 2 and 4: the same token on both") as refused:
+        Tokens(file)
+    assert A not in str(refused.value)
+    write(file, f"ana admin {A}\nana admin {B}\n".encode())  # one name with two: a rotation
+    tokens = Tokens(file)
+    write(file, f"ana admin {A}\nbob read {B}\nbob read {B}\n".encode())
+    with caplog.at_level(logging.ERROR, "controller"):
+        assert tokens.holder(B) == ("ana", "admin", B)  # as before
+    assert "lines 2 and 3" in caplog.text
+    assert B not in caplog.text
+
+
 @pytest.mark.parametrize("content", ["", "# nobody yet\n"])
 def test_a_file_without_tokens_is_refused_at_start(tmp_path: Path, content: str) -> None:
     file = tmp_path / "tokens"

@@ -54,7 +54,10 @@ def test_nobody_steers_with_the_token_that_is_in_the_file() -> None:
     # Every one of them: an operator who has replaced the first is told of the second.
     with pytest.raises(TokenError, match=r"line 2: a token of 9 characters"):
         parse(SECRET["tokens"].replace("CHANGE-ME", "0123456789abcdef", 1))
-    filled = parse(SECRET["tokens"].replace("CHANGE-ME", "0123456789abcdef"))
+    # One for both would make the scraper an admin.
+    with pytest.raises(TokenError, match="lines 1 and 2: the same token on both"):
+        parse(SECRET["tokens"].replace("CHANGE-ME", "0123456789abcdef"))
+    filled = parse(SECRET["tokens"].replace("CHANGE-ME", "0123456789abcdef", 1).replace("CHANGE-ME", "f" * 16))
     assert [(token.name, token.role) for token in filled] == [("ops", "admin"), ("prometheus", "read")]
 
 

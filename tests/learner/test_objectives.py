@@ -1,5 +1,7 @@
 """The bound on latency, and what a draft is worth: numbers worked out by hand, and a learner that knows its pool."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,30 @@ def test_the_bound_rules_out_what_breaks_it_and_nothing_else(informed: Learner) 
     bound = 1.02 / best  # just what the best arm of code reaches, its doubt included or not
     played = [arm for arm in decide(informed, bound).arms(least=0.2) if arm.k and arm.domain == "code"]
     assert all(1 / arm.goodput_row <= bound for arm in played)
+
+
+def test_the_reason_tells_what_the_bound_rules_out(informed: Learner) -> None:
+    """Nothing within it is not the same as no draft; and where a better arm is beyond it, that arm is named."""
+    nothing = decide(informed, 1e-6).reasons()
+    assert set(nothing.values()) == {
+        "no speculation: at this load no draft and K is within the bound on latency, max_tpot_p95"
+    }
+    assert not any("max_tpot_p95" in reason for reason in decide(informed, 0.0).reasons().values())
+    drafts, ks = tuple(draft.name for draft in informed.spec.drafts), informed.spec.ks
+    free, told = decide(informed, 0.0), 0
+    best = 1.0 / max(arm.goodput_row for arm in free.arms() if arm.domain == "code")
+    for tight in (decide(informed, times * best) for times in (1.5, 2.0, 3.0)):
+        reasons = tight.reasons()
+        for table in tight.tables:
+            for c, name in enumerate(tight.contexts):
+                found = re.search(r"; (\w+) at K = (\d+) would be ([\d.]+)% better and is", reasons[*name, table.load])
+                if found is not None:
+                    told += 1
+                    draft, level = drafts.index(found[1]), ks.index(int(found[2]))
+                    assert not table.in_time[c, draft, level]
+                    gain = table.gain[c, draft * (len(ks) - 1) + level] / table.gain[c, table.top[c]]
+                    assert float(found[3]) == pytest.approx(100 * (gain - 1), abs=0.051)
+    assert told
 
 
 def test_the_bound_is_on_the_clock_of_the_slowest_engine(informed: Learner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,19 @@ def test_a_static_choice_that_is_better_than_what_is_played_gains() -> None:
     assert fixed.loss[0] == pytest.approx(1 - (12.0 / 2.0) / 4.0)
 
 
+def test_a_static_k_between_the_prepared_ones_is_priced_as_it_is() -> None:
+    """K = 3 of prepared 2 and 4; learned is code at 4, found among the K that run: 0, 2, 3, 4."""
+    spec = PoolSpec(SPEC.drafts, SPEC.k_values, 4, StaticChoice("d", 3))
+    fixed_seconds = single([[[0.0]], [[0.1]], [[0.15]], [[0.2]]])
+    tokens = np.insert(TOKENS, 2, single([[[2.8]], [[1.1]]]), axis=1)
+    fixed = everywhere(PRICES._replace(fixed=fixed_seconds), 4, 4.0, np.array([0.75, 0.25]), tokens, spec, TOP)
+    assert fixed is not None
+    static, learned = (3 * 2.8 + 1.1) / (1 + 12 * 0.05 + 0.15), 10.0 / 1.8
+    assert (fixed.draft, fixed.k) == ("d", 3)
+    assert fixed.speedup == pytest.approx((static / 4.0,) * 3)
+    assert fixed.learned == pytest.approx((learned / 4.0,) * 3)
+
+
 def test_a_draft_that_nobody_loaded_and_a_pool_without_rows_cannot_be_compared() -> None:
     gone = PoolSpec(SPEC.drafts, SPEC.k_values, 4, StaticChoice("big", 2))
     assert everywhere(PRICES, 4, 4.0, np.array([0.75, 0.25]), TOKENS, gone, TOP) is None

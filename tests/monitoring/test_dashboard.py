@@ -74,6 +74,7 @@ def test_everything_that_the_pool_page_shows_has_a_panel(dashboard: dict[str, An
         "akc_goodput_tokens_per_second", "akc_static_speedup_ratio", "akc_choice_k", "akc_requests_waiting",
         "akc_decode_rows", "akc_engines", "akc_reported_breaker", "akc_frame_lag_seconds", "akc_dead_letters_total",
         "akc_reported_policy_age_seconds", "akc_reported_step_seconds_bucket", "akc_gate_reserve_steps",
+        "akc_reported_slowness_ratio", 'akc_measured_gain_ratio{pool=~"$pool", bound="low"}',
     ):  # fmt: skip
         assert name in text
 

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from controller.ledger import Limits
 from controller.metrics import counts, engines, pools
 from controller.portrait import REPORTED
@@ -53,6 +55,16 @@ def test_metrics_have_help_and_names_end_in_their_unit(
         assert family.documentation, name
         if units[name].startswith("s"):
             assert re.search(r"_(row_)?(seconds|steps)(_total)?$", name), name
+
+
+def test_the_measured_gain_and_an_engine_s_slowness_are_the_api_s(controller_families: Families) -> None:
+    gains = controller_families["akc_measured_gain_ratio"].samples
+    assert {s.labels["bound"] for s in gains} == {"low", "value", "high"}
+    assert {(s.labels["draft"], s.labels["k"]) for s in gains} == {("ngram", "2")}
+    assert [s.value for s in gains] == pytest.approx([1.5] * 3)  # four pairs that agree: no width
+    (slowness,) = controller_families["akc_reported_slowness_ratio"].samples
+    assert slowness.labels == {"pool": "p", "engine": "e"}
+    assert slowness.value == pytest.approx(1.0, abs=0.2)  # one engine is its own usual
 
 
 def test_documented_caps_are_the_code_s() -> None:

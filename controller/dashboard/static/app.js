@@ -182,7 +182,8 @@ async function poolPage(pool, signal) {
   const engines = h("div");
   const audit = h("div");
   const warnings = h("div");
-  const led = [card("half", "Goodput", nodes.goodput), card("half", "K by domain, at the load most of it is served at", nodes.choices),
+  const shaded = h("p", { class: "quiet", id: "shaded" });
+  const led = [card("half", "Goodput", nodes.goodput, shaded), card("half", "K by domain, at the load most of it is served at", nodes.choices),
     card("", "Domains", domains), card("narrow", "Load", nodes.load), card("broad", "Engines", engines)];
   show(h("h1", {}, pool), warnings, top, h("div", { class: "grid", style: "margin-top:1rem" }, led, card("", "Events", audit)));
 
@@ -202,21 +203,28 @@ async function poolPage(pool, signal) {
       ["choice", (d) => h("span", { class: "whole" }, [d.now ? arm(d.now) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null, instead(d.now)].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part)))],
       ["at load", (d) => number(d.now?.load), true], ["speedup expected", (d) => ratio(d.now?.speedup), true], ["tokens/s a request", (d) => number(d.recent.tokens_per_second, 1), true],
       ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
-    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."));
+    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."), (orders?.pins ?? []).filter((p) => !served.some((d) => d.domain === p.domain)).map((p) =>
+      h("p", { class: "quiet" }, `No request of domain ${p.domain}${p.regime ? ` (${p.regime})` : ""} has been seen, which is pinned to ${fixedArm(p)} by ${p.by}. `,
+        me.role === "admin" ? h("button", { "data-key": `unpin ${p.domain} ${p.regime}`, onclick: () => unpinDialog(pool, p.domain, p.regime) }, "Unpin …") : null)));
     fill(engines, known.length ? table("Engines", [
       ["engine", (e) => e.engine], ["software", (e) => e.software], ["policy", (e) => (e.applied ? `${e.applied[1]}${e.policy_age === null ? "" : `, ${number(e.policy_age)} s old`}` : "none"), true],
       ["breaker", (e) => h("span", { class: `tag ${e.breaker === "closed" ? "on" : "bad"}` }, e.breaker)], ["running", (e) => number(e.running), true],
-      ["step, median / 95%", (e) => (e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`), true],
+      ["step, median / 95%", (e) => h("span", {}, e.step_p50 === null ? "–" : `${number(1000 * e.step_p50)} / ${e.step_p95 === null ? "–" : number(1000 * e.step_p95)} ms`, slow(e)), true],
       ["seen / lag", (e) => (e.ended ? "ended" : `${ago(Math.max(0, Date.now() / 1000 - e.last_seen))} / ${unit(e.lag_seconds, 1, " s")}`), true],
     ], known) : h("p", { class: "quiet" }, "No engine has reported."));
     fill(audit, log.length ? table("Events", [["time", (e) => h("span", { class: "whole" }, day(e.time))], ["who", (e) => e.who], ["what", (e) => h("span", { class: "words" }, e.what)], ["why", (e) => e.why]], log) : h("p", { class: "quiet" }, "Nothing has changed yet."));
     if (away) return;
+    fill(shaded, moments.some((m) => m.measuring) ? "Shaded: a measurement ran; darker: all played its fixed choice." : "");
     charts.goodput(nodes.goodput, moments);
     charts.choices(nodes.choices, moments);
     charts.load(nodes.load, moments);
   }
   await live(pool, signal, refresh);
 }
+
+// An engine that takes markedly longer than usual for every step: its machine's doing, not speculation's.
+const SLOW = 1.2;
+const slow = (e) => (e.slowness >= SLOW ? h("div", { class: "quiet" }, `${e.slowness.toFixed(1)}× usual`) : null);
 
 const arm = (a) => (a.draft === "none" ? "no speculation" : `K = ${a.k} on ${a.draft}`);
 // What would be chosen, where a pin, the mode or a measurement has something else played.
@@ -355,8 +363,9 @@ function lost({ load, arms: [{ loss, speedup }] }) {
 }
 
 const why = () => field("Why (for the audit log)", "why");
-const unpinDialog = (pool, domain, regime) => ask(`Unpin ${domain} (${regime})`, why(), (given) =>
-  call("DELETE", `${poolPath(pool)}/pins/${encodeURIComponent(domain)}?regime=${regime}&why=${encodeURIComponent(given.why)}`), "Unpin");
+// regime null: both.
+const unpinDialog = (pool, domain, regime) => ask(`Unpin ${domain}${regime ? ` (${regime})` : ""}`, why(), (given) =>
+  call("DELETE", `${poolPath(pool)}/pins/${encodeURIComponent(domain)}?${regime ? `regime=${regime}&` : ""}why=${encodeURIComponent(given.why)}`), "Unpin");
 
 function resetDialog(pool, domain, found, choice, summary) {
   const counted = found.flatMap((one) => one.curves.filter((c) => c.spread.observed >= 1).map((c) => h("li", {}, `${c.draft}, ${one.regime}: ${number(c.spread.observed)} steps, worth ${number(c.effective_n)} independent ones`)));
@@ -373,7 +382,14 @@ function resetDialog(pool, domain, found, choice, summary) {
 // ---- routes
 
 // Only `#/…` names a page; another hash, such as the skip link's, is none.
-const place = () => (/^#\/(.*)/.exec(location.hash)?.[1] ?? "").split("/").map(decodeURIComponent);
+// What is not encoded well is taken as it stands: nothing has that name, and the page says so.
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+function place() {
+  const [pool, ...domain] = (/^#\/(.*)/.exec(location.hash)?.[1] ?? "").split("/").map(decoded);
+  return [pool, domain.join("/") || undefined];
+}
 
 async function route() {
   here.abort();

@@ -37,8 +37,27 @@ function draw(node, traces, more) {
 const MARKUP = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
 const asText = (label) => label.replace(/[&<>]/g, (sign) => MARKUP[sign]);
 
+// Of a label what a chart has room for: its beginning and its end, where names of one kind differ. Hovering tells the
+// whole of it, over several lines.
+const shorter = (label, room = 36) => asText(label.length <= room ? label : `${label.slice(0, room / 2)}…${label.slice(1 - room / 2)}`);
+const LINE = 28;
+const whole = (label) => (label.match(new RegExp(`.{1,${LINE}}`, "gsu")) ?? []).map(asText).join("<br>");
+
 const CLOCK = { title: { text: "time of day" } };
 const time = (moments) => moments.map((m) => new Date(1000 * m.time));
+
+// Bands behind a chart over time: while a measurement ran, and darker where all played its fixed choice. A moment's state
+// holds until the next one's.
+function bands(moments) {
+  return [["measuring", 0.1], ["fixed", 0.16]].flatMap(([state, alpha]) => {
+    const starts = moments.flatMap((m, n) => (m[state] && !moments[n - 1]?.[state] ? [n] : []));
+    return starts.map((start) => {
+      const end = moments.findIndex((m, n) => n > start && !m[state]);
+      const [x0, x1] = [start, end < 0 ? moments.length - 1 : end].map((n) => new Date(1000 * moments[n].time));
+      return { type: "rect", name: state, xref: "x", yref: "paper", x0, x1, y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: fade(colour("warn"), alpha) };
+    });
+  });
+}
 
 export function goodput(node, moments) {
   const [accent, second, third] = palette();
@@ -47,7 +66,7 @@ export function goodput(node, moments) {
     line("as served", moments.map((m) => m.goodput), accent),
     line("no speculation (estimate)", moments.map((m) => m.plain), second, "dot"),
     line("static policy (estimate)", moments.map((m) => m.static), third, "dash"),
-  ], { xaxis: CLOCK, yaxis: { title: { text: "tokens per second of a step" }, rangemode: "tozero" } });
+  ], { xaxis: CLOCK, yaxis: { title: { text: "tokens per second of a step" }, rangemode: "tozero" }, shapes: bands(moments) });
 }
 
 export function choices(node, moments) {
@@ -55,13 +74,13 @@ export function choices(node, moments) {
   const colours = palette();
   draw(node, names.map((name, i) => {
     const of = moments.map((m) => m.domains.find((d) => `${d.domain}, ${d.regime}` === name));
-    // At another load another choice is due: only at the same one has it changed.
-    const moved = of.map((d, n) => Boolean(d && of[n - 1] && d.load === of[n - 1].load && (d.k !== of[n - 1].k || d.draft !== of[n - 1].draft)));
+    // At another load another choice is due, and a measurement's window has another: else it has changed.
+    const moved = of.map((d, n) => Boolean(d && of[n - 1] && !moments[n].fixed && !moments[n - 1].fixed && d.load === of[n - 1].load && (d.k !== of[n - 1].k || d.draft !== of[n - 1].draft)));
     return {
-      x: time(moments), y: of.map((d) => d?.k ?? null), name: asText(name), mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
-      marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => asText(d?.draft ?? "")), hovertemplate: "K = %{y} on %{text}",
+      x: time(moments), y: of.map((d) => d?.k ?? null), name: shorter(name), mode: "lines+markers", line: { shape: "hv", width: 2, color: colours[i % colours.length] },
+      marker: { size: moved.map((m) => (m ? 8 : 0)), color: colours[i % colours.length] }, text: of.map((d) => ((d?.draft ?? "").length > LINE ? "<br>" : "") + whole(d?.draft ?? "")), meta: whole(name), hovertemplate: "K = %{y} on %{text}<extra>%{meta}</extra>",
     };
-  }), { xaxis: CLOCK, yaxis: { title: { text: "K, draft tokens a step" }, rangemode: "tozero", dtick: 1 } });
+  }), { xaxis: CLOCK, yaxis: { title: { text: "K, draft tokens a step" }, rangemode: "tozero", dtick: 1 }, shapes: bands(moments) });
 }
 
 export function load(node, moments) {
@@ -69,7 +88,7 @@ export function load(node, moments) {
   draw(node, [
     { x: time(moments), y: moments.map((m) => m.rows), name: "rows of a step", mode: "lines", line: { color: accent, width: 2 }, hovertemplate: "%{y:.1f}" },
     { x: time(moments), y: moments.map((m) => m.waiting), name: "requests waiting", mode: "lines", line: { color: second, width: 1.5, dash: "dot" }, hovertemplate: "%{y}" },
-  ], { xaxis: CLOCK, yaxis: { title: { text: "requests" }, rangemode: "tozero" } });
+  ], { xaxis: CLOCK, yaxis: { title: { text: "requests" }, rangemode: "tozero" }, shapes: bands(moments) });
 }
 
 const fade = (color, alpha) => color.replace(/^#(..)(..)(..)$/, (_, r, g, b) => `rgba(${parseInt(r, 16)},${parseInt(g, 16)},${parseInt(b, 16)},${alpha})`);
@@ -83,10 +102,10 @@ export function survival(node, curves) {
     return [
       { x: [...x, ...x.toReversed()], y: [...highs, ...lows.toReversed()], fill: "toself", fillcolor: fade(color, 0.16), line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" },
       {
-        x, y: curve.positions.map((p) => p.survival.value), name: asText(curve.draft), mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [
+        x, y: curve.positions.map((p) => p.survival.value), name: shorter(curve.draft), mode: "lines+markers", line: { color, width: 2.5 }, customdata: curve.positions.map((p) => [
           p.acceptance.value, p.acceptance.low, p.acceptance.high, p.survival.low, p.survival.high, p.seen ? `${p.accepted.toLocaleString("en")} of ${p.seen.toLocaleString("en")}, ${(p.accepted / p.seen).toFixed(3)}` : "none yet",
         ]),
-        hovertemplate: "survives %{y:.3f} (%{customdata[3]:.3f}–%{customdata[4]:.3f})<br>kept if reached: %{customdata[0]:.3f} (%{customdata[1]:.3f}–%{customdata[2]:.3f})<br>raw counts: %{customdata[5]}",
+        meta: whole(curve.draft), hovertemplate: "survives %{y:.3f} (%{customdata[3]:.3f}–%{customdata[4]:.3f})<br>kept if reached: %{customdata[0]:.3f} (%{customdata[1]:.3f}–%{customdata[2]:.3f})<br>raw counts: %{customdata[5]}<extra>%{meta}</extra>",
       },
     ];
   });
@@ -103,7 +122,7 @@ export function heat(node, arms) {
     type: "heatmap", x: ks.map(String), y: drafts.map(asText), z: drafts.map((d) => ks.map((k) => at(d, k)?.speedup.value ?? null)), zmin, zmax,
     colorscale: [[0, colour(zmin < 0.99 ? "bad" : "card")], [even, colour("card")], [1, colour("accent")]], xgap: 2, ygap: 2, colorbar: { title: { text: "× plain" }, thickness: 10 },
     text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${percent(at(d, k).best)}` : ""))), texttemplate: "%{text}",
-    customdata: drafts.map((d) => ks.map((k) => [at(d, k)?.speedup.low, at(d, k)?.speedup.high, 100 * (at(d, k)?.best ?? 0)])),
-    hovertemplate: "%{y}, K = %{x}<br>%{z:.3f}× plain (%{customdata[0]:.3f}–%{customdata[1]:.3f})<br>best in %{customdata[2]:.0f}% of draws<extra></extra>",
-  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category", ticks: "" }, yaxis: { title: { text: "draft", standoff: 10 }, type: "category", ticks: "" } });
+    customdata: drafts.map((d) => ks.map((k) => [at(d, k)?.speedup.low, at(d, k)?.speedup.high, 100 * (at(d, k)?.best ?? 0), whole(d)])),
+    hovertemplate: "%{customdata[3]}, K = %{x}<br>%{z:.3f}× plain (%{customdata[0]:.3f}–%{customdata[1]:.3f})<br>best in %{customdata[2]:.0f}% of draws<extra></extra>",
+  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category", ticks: "" }, yaxis: { title: { text: "draft", standoff: 10 }, type: "category", ticks: "", tickvals: drafts.map(asText), ticktext: drafts.map((d) => shorter(d, 18)) } });
 }
