@@ -403,7 +403,8 @@ class Learner:
         posterior = cost.fit(groups, self.spec, self.effect_sd)
         if remember:
             self.effect_sd = posterior.effect_sd
-            self.steps.noise, self.steps.slopes = posterior.noise, posterior.slopes()
+            # Without any step the model is one of steps of a second: its slopes would judge the first real ones.
+            self.steps.noise, self.steps.slopes = posterior.noise, posterior.slopes() if groups else {}
         return groups, posterior
 
     def _quantiles(self, batches: Array, rng: np.random.Generator) -> Array:

@@ -38,6 +38,7 @@ _OUTLIER = 3.0  # standard deviations beyond which a measurement counts less
 _ABSURD = 1.0  # what is so far from u = 0 is no speed: an engine that lies, or a clock that is wrong
 MANY = 3
 _LEAST = 4.0  # steps of a key before it can be compared with
+_SLANT = 0.5  # relative sd of what a slope says that steps of another size should take
 
 
 class _Filter:
@@ -151,4 +152,5 @@ def against(now: Array, before: Array, slopes: Array, noise: float) -> tuple[Arr
     usual = before[:, 1] / m
     # Loads within a bucket differ, but what a slope says beyond half or twice is no statement about this key.
     due = np.clip(usual + (slopes * shifts).sum(axis=1), 0.5 * usual, 2.0 * usual)
-    return np.log(now[:, 1] / n / due), noise**2 * (1.0 / n + 1.0 / m) + _MISFIT**2
+    slanted = _SLANT * (due - usual) / due
+    return np.log(now[:, 1] / n / due), noise**2 * (1.0 / n + 1.0 / m) + _MISFIT**2 + slanted**2

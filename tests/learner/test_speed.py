@@ -55,7 +55,8 @@ def test_one_absurd_interval_moves_it_little() -> None:
 
 
 def test_rows_are_compared_at_the_same_tokens() -> None:
-    """Ten steps of 60 ms with 4 tokens, before twenty of 50 ms with 2: at 2.5 ms a token 55 ms were due."""
+    """Ten steps of 60 ms with 4 tokens, before twenty of 50 ms with 2: at 2.5 ms a token 55 ms were due, of which the 5
+    for the tokens are known to half of themselves."""
     now = np.zeros((2, 15))
     before = np.zeros((2, 15))
     now[:, [0, 1, 3]] = 10, 0.6, 40
@@ -63,7 +64,7 @@ def test_rows_are_compared_at_the_same_tokens() -> None:
     before[1, [0, 1, 3]] = 1, 0.05, 2  # too few to be compared with
     ratio, variance = against(now, before, np.array([[0.0025, 0.0]] * 2), noise=0.1)
     assert ratio.tolist() == pytest.approx([np.log(60 / 55)])
-    assert variance.tolist() == pytest.approx([0.01 * (1 / 10 + 1 / 20) + 0.02**2])
+    assert variance.tolist() == pytest.approx([0.01 * (1 / 10 + 1 / 20) + 0.02**2 + (0.5 * 5 / 55) ** 2])
 
 
 def test_a_slow_engine_of_the_pool_does_not_change_what_steps_cost() -> None:
@@ -121,3 +122,18 @@ def test_a_liar_does_not_make_the_others_slow() -> None:
         evidence.observe("liar", float(t), [cost_cell((), 4, 0, [(0.01, x)] * 10)])
     assert [evidence.speeds.factor(name) for name in "abcd"] == pytest.approx([1.0] * 4, rel=0.01)
     assert evidence.speeds.factor("liar") == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_new_pool_s_first_intervals_make_nobody_fast_or_slow() -> None:
+    """Six engines alike, whose first few steps hold different numbers of KV tokens: before the first of them there is a
+    decision, of a model without a single step, whose slopes say nothing."""
+    learner = Learner(LearnerConfig(), PoolSpec((DraftInfo("ngram", "ngram", 4),), (0, 2, 4), max_batch=1))
+    rng = np.random.default_rng(0)
+    learner.decide(0.0, rng)
+    for t in range(3):
+        for nth in range(6):
+            x = np.array([5.0, 0, 40.0 + 20 * nth, 4, 4])
+            steps = [(0.02, x)] * (5 if t == nth == 0 else 3)
+            learner.observe(Delta(f"engine-{nth}", 0.1 * t, cost=[cost_cell(("ngram",), 1, 4, steps)]))
+        learner.decide(0.1 * t, rng)
+        assert learner.speeds() == pytest.approx([1.0] * 6, rel=0.02)
