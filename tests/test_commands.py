@@ -194,7 +194,7 @@ def test_a_server_of_one_s_own_answers(command: Command, tmp_path: Path) -> None
 @pytest.mark.parametrize("command", of_here("test_a_controller_starts_as_the_page_says"), ids=lambda one: one.where)
 def test_a_controller_starts_as_the_page_says(command: Command, tmp_path: Path) -> None:
     port = free_port()
-    with ValkeyServer(config={"appendonly": "no"}) as server:
+    with ValkeyServer(port=free_port(), config={"appendonly": "no"}) as server:
         shell = Shell(tmp_path, replaced={"redis://127.0.0.1:6379": f"redis://127.0.0.1:{server.port}"})
         address = f"redis://127.0.0.1:{server.port}"
         process = shell.start(command, AKC_PORT=str(port), REDIS_URL=address)
@@ -244,7 +244,7 @@ POOLS = ("default", "my-model", "llama-a", "qwen-b")
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("commands")
-    with ValkeyServer(config={"appendonly": "no"}) as server, redis.Redis(port=server.port) as client:
+    with ValkeyServer(port=free_port(), config={"appendonly": "no"}) as server, redis.Redis(port=server.port) as client:
         engines = {pool: CountingEngine(started=time.time() - 3_600) for pool in POOLS}
         for pool, engine in engines.items():
             engine.run(200, random.Random(1))
@@ -314,7 +314,7 @@ def test_a_pool_s_hint_is_heard_and_a_policy_is_published_by_hand(live: Live) ->
 
 
 def test_a_pool_is_forgotten(tmp_path: Path) -> None:
-    with ValkeyServer(config={"appendonly": "no"}) as server, redis.Redis(port=server.port) as client:
+    with ValkeyServer(port=free_port(), config={"appendonly": "no"}) as server, redis.Redis(port=server.port) as client:
         client.sadd(Keys.POOLS, "virtual-published-72b", "other")
         for pool in ("virtual-published-72b", "other"):
             client.set(Keys(pool).policy, "{}")

@@ -87,7 +87,7 @@ def _shrink(path: Path) -> None:
 def played(seconds: float, speed: float) -> Iterator[str]:
     """The address of a controller before which the scenario has been played for `seconds`, and still is."""
     folder = Path(tempfile.mkdtemp(prefix="akc-pictures-"))
-    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
+    with ValkeyServer(port=free_port(), data_dir=folder, config={"appendonly": "no"}) as server:
         address, port = f"redis://127.0.0.1:{server.port}/0", free_port()
         controller = start(address, folder / "controller.log", AKC_PORT=str(port), AKC_DRAWS="512",
                            AKC_DECIDE_SECONDS="1", AKC_LEASE_SECONDS="10")  # fmt: skip

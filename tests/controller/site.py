@@ -49,7 +49,7 @@ def serving(
     engine, log = CountingEngine(started=time.time() - 3_600, draft=draft), folder / "log"
     engine.variant = variant
     engine.run(steps, random.Random(1), domains)
-    with ValkeyServer(data_dir=folder, config={"appendonly": "no"}) as server:
+    with ValkeyServer(port=free_port(), data_dir=folder, config={"appendonly": "no"}) as server:
         address = f"redis://127.0.0.1:{server.port}/0"
         with redis.Redis.from_url(address) as client:
             client.sadd(Keys.POOLS, "p")

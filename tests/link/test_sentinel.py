@@ -18,6 +18,7 @@ from controller.store import connect as connect_store
 from engine.link import LinkSettings, SettingsError, load
 from engine.link.address import sentinels
 from engine.link.transport import connect
+from tests.controller.process import free_port
 
 PASSWORD = "s3cret/word"  # of servers that live for one test
 
@@ -67,9 +68,9 @@ def lock(server: ValkeyServer) -> None:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     knows = {"masterauth": PASSWORD, "appendonly": "no", "repl-diskless-sync-delay": "0"}
-    with ValkeyServer(config=knows) as primary:
+    with ValkeyServer(port=free_port(), config=knows) as primary:
         lock(primary)
-        with ValkeyServer(config={**knows, "replicaof": f"127.0.0.1 {primary.port}"}) as replica:
+        with ValkeyServer(port=free_port(), config={**knows, "replicaof": f"127.0.0.1 {primary.port}"}) as replica:
             lock(replica)
             port = random.Random().randrange(20_000, 30_000)
             config = tmp_path / "sentinel.conf"

@@ -37,7 +37,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def redis_port() -> Iterator[int]:
-    with ValkeyServer() as server:
+    with ValkeyServer(port=free_port()) as server:
         yield server.port
 
 

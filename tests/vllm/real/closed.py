@@ -21,7 +21,7 @@ from vllm import LLM, SamplingParams
 
 from engine.link import StaticLink, StepOutcome
 from engine.vllm.bridge import Bridge
-from tests.controller.process import start
+from tests.controller.process import free_port, start
 from tests.vllm.real.known import Acceptance, priced
 
 Share = Callable[[Mapping[str, int]], float]  # of the best goodput that K by domain bring
@@ -243,7 +243,7 @@ def phase(
 def main(target: str, draft: str, logs: str) -> dict[str, Any]:
     """All phases, one after the other."""
     acceptance = Acceptance([0.5] * DEEPEST)
-    with ValkeyServer() as server:
+    with ValkeyServer(port=free_port()) as server:
         url = f"redis://127.0.0.1:{server.port}/0"
         controller = start(url, Path(logs) / "controller.log", AKC_DRAWS="128", AKC_DECIDE_SECONDS="0.2")
         try:
