@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(server: str) -> Iterator["redis.Redis"]:
-    with redis.Redis.from_url(server) as client:
+    with redis.Redis.from_url(server, socket_timeout=60) as client:
         client.flushall()
         yield client
 
