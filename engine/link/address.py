@@ -59,9 +59,16 @@ def sentinels(url: str) -> Sentinels | None:
 
 
 def _node(host: str) -> tuple[str, int]:
+    """Host and port.
+
+    >>> _node("[::1]:26380"), _node("[::1]"), _node("a")
+    (('::1', 26380), ('::1', 26379), ('a', 26379))
+    """
     name, colon, port = host.rpartition(":")
-    if not colon:
+    if not colon or host.endswith("]"):
         name, port = host, str(_PORT)
+    if name.startswith("[") and name.endswith("]"):  # IPv6: the brackets are the address bar's, not the resolver's
+        name = name[1:-1]
     if not name or not port.isdecimal():
         raise ValueError(f"{host!r} is no Sentinel; allowed: HOST or HOST:PORT, by commas")
     return name, int(port)

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Callable, Mapping
@@ -145,13 +146,21 @@ def _is_list(kind: inspect.Type) -> bool:
     return isinstance(kind, _LISTS)
 
 
+_SECRET = re.compile(r"([?&][^=&]*password[^=&]*=)[^&#]*", re.IGNORECASE)
+
+
 def masked(value: Any) -> Any:
-    """A URL with its password hidden, anything else as it is; for logs and errors.
+    """A URL with its passwords hidden, in its login and in its query, anything else as it is; for logs and errors.
 
     >>> masked("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'
+    >>> masked("redis+sentinel://host/0?service=akc&sentinel_password=secret")
+    'redis+sentinel://host/0?service=akc&sentinel_password=***'
     """
-    if isinstance(value, str) and "@" in value:
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    value = _SECRET.sub(r"\1***", value)
+    if "@" in value:
         scheme, netloc, path, query, fragment = urlsplit(value)
         login, _, host = netloc.rpartition("@")
         if ":" in login:

@@ -98,6 +98,15 @@ def test_a_password_never_reaches_an_error_message() -> None:
     assert "me:***@host" in str(error.value)
     assert masked("redis://:secret@host:1") == "redis://:***@host:1"
     assert masked("redis://host:1") == "redis://host:1"
+    for query in (
+        "sentinel_password=secret&service=a",
+        "service=a&sentinel_password=secret",
+        "username=u&PASSWORD=secret",
+    ):
+        told = masked(f"rediss+sentinel://me:secret@a:1,b:2/0?{query}")
+        assert "secret" not in told
+        assert told.startswith("rediss+sentinel://me:***@a:1,b:2/0?")
+        assert "password=***" in told.lower()
 
 
 def test_k_without_a_draft_is_zero() -> None:
