@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["state", "decision", "order"]
 KEPT = 512
 NEVER = (-1, -1)
+_LONGEST = 40  # characters of an id: what is longer is none of ours, and int() has its limits
 
 
 class Event(NamedTuple):
@@ -67,4 +68,5 @@ class Feed:
 
 def _order(id_: str | None) -> tuple[int, int]:
     epoch, _, number = (id_ or "").partition(".")
-    return (int(epoch), int(number)) if epoch.isdecimal() and number.isdecimal() else NEVER
+    ours = epoch.isdecimal() and number.isdecimal() and len(id_ or "") <= _LONGEST
+    return (int(epoch), int(number)) if ours else NEVER

@@ -61,7 +61,7 @@ class Published(NamedTuple):
         shares[best] += follows * (1.0 - drawing)
         ordered: Held | None = "pin" if (cell.domain, cell.regime) in self.pins else None
         held = "measurement" if self.measuring else ordered
-        if 1.0 - follows >= shares[best]:
+        if 1.0 - follows >= shares[best] and not self.measuring:  # in a fixed window all play one arm, in canary too
             held = "mode"
         if follows < 1.0:
             shares[self.static] = shares.get(self.static, 0.0) + 1.0 - follows

@@ -172,13 +172,14 @@ to compare it with, so no gain can be measured. Set mode 'canary' or 'on' first
         raise OrderError(
             "against is 'none' in mode 'canary', in which the rest plays the static choice; allowed: 'static'"
         )
+    instead = "set mode 'on' and measure against 'none'" if mode == "canary" else "measure against 'none'"
     if measure.against == "static" and static.draft not in (NO_DRAFT, *(draft.name for draft in spec.drafts)):
-        raise OrderError(f"the static draft {static.draft!r} is not loaded or retired; measure against 'none'")
+        raise OrderError(f"the static draft {static.draft!r} is not loaded or retired; {instead}")
     if measure.against == "static" and static.draft != NO_DRAFT and static.k not in spec.allowed(static.draft):
         prepared = ", ".join(map(str, spec.allowed(static.draft)))
         raise OrderError(
             f"the static K {static.k} is none that engines have prepared for {static.draft!r} ({prepared}): a policy "
-            "cannot order it, and a smaller one would be measured instead; measure against 'none'"
+            f"cannot order it, and a smaller one would be measured instead; {instead}"
         )
     number = orders.measures + 1
     return msgspec.structs.replace(orders, measure=msgspec.structs.replace(measure, number=number), measures=number)

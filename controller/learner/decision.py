@@ -130,8 +130,10 @@ def _reason(table: LoadTable, c: int, drafts: tuple[str, ...], ks: tuple[int, ..
     others = flat_arms(np.where(prepared & table.in_time[c], 1.0, 0.0), 1.0) > 0
     others[arm] = False
     if not others.any():
-        if prepared.any():
+        if prepared[:, 1:].any():
             return "no speculation: at this load no draft and K is within the bound on latency, max_tpot_p95"
+        if len(drafts):
+            return "no speculation: no draft of the pool runs any K that engines have prepared"
         return "no speculation: the pool has no draft"
     rival = int(np.where(others, table.gain[c], -np.inf).argmax())
     shown = arm or rival
@@ -263,6 +265,9 @@ def decide_load(
     def ahead(context: int, new: int, old: int) -> float:
         return float((value(context, new) > value(context, old)).mean())
 
+    # Of a draft without any arm in reach there is nothing to try: its share would go to plain decoding.
+    reached = (playable & in_time)[..., 1:].any(axis=2)
+    least, revisit = np.where(reached, least, 0.0), np.where(reached, revisit, 0.0)
     trial = trials(seen.seconds / seen.idle_seconds[:, None, None], playable & in_time)
     shares = introduced(pruned(wanted, config.prune), trial, least)
     # Revisits go to what a draft would do best if it had to do something: a draft that loses admits no arm.

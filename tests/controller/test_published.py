@@ -184,6 +184,19 @@ def test_a_measurement_s_fixed_window_is_told_and_ends() -> None:
     assert all(reason.startswith("a measurement has no speculation played now; would choose ngram") for reason in told)
 
 
+def test_a_measurement_s_fixed_windows_are_told_in_canary_too() -> None:
+    tuner = learned()
+    shown(tuner, 1, lambda orders: with_mode(orders, "canary", 0.3))
+    order = Measure(number=0, at=NOW, minutes=2.0, windows=6, against="static")
+    views = [shown(tuner, 2, lambda orders: with_measure(orders, order, "canary", tuner.static, tuner.spec))]
+    views += [shown(tuner, n) for n in range(4, 128, 2)]
+    kept = [(one.measuring, one.fixed) for one in map(sample, views)]
+    assert {*kept} == {(True, True), (True, False), (False, False)}
+    told = {choice(view, "code").reason for view, (_, fixed) in zip(views, kept, strict=True) if fixed}
+    assert told
+    assert all(reason.startswith("a measurement has ngram at K = 2 played now; would choose ") for reason in told)
+
+
 def test_in_mode_on_adaptive_requests_start_from_the_best_arm() -> None:
     """40% explore: .4 x .7 + .6 start on K = 4; K = 0 of a draft is no speculation; .4 x .3 explore."""
     drafts = [DraftChoice("none", 0.1, [(0, 1.0)]), DraftChoice("d", 0.9, [(0, 0.0), (2, 2 / 9), (4, 7 / 9)])]

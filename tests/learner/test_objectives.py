@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from controller.learner import Learner, LearnerConfig
+from controller.learner import Learner, LearnerConfig, PoolSpec
 from controller.learner.decision import Decision
 from controller.learner.latency import slowest_others, within
 from controller.learner.worth import gains
+from engine.link.messages import DraftInfo
 from tests.learner.world import THREE_DOMAINS, play
 
 
@@ -84,6 +85,21 @@ def test_the_reason_tells_what_the_bound_rules_out(informed: Learner) -> None:
                     gain = table.gain[c, draft * (len(ks) - 1) + level] / table.gain[c, table.top[c]]
                     assert float(found[3]) == pytest.approx(100 * (gain - 1), abs=0.051)
     assert told
+
+
+def test_untried_drafts_that_the_bound_rules_out_leave_the_others_their_share(informed: Learner) -> None:
+    """Nothing of them can be tried, so their least share is nobody's: once it went to plain decoding, for ever."""
+    spec = informed.spec
+    new = tuple(DraftInfo(name, "model", max(spec.ks)) for name in ("big", "bigger"))
+    bound = 1.3 / max(arm.goodput_row for arm in decide(informed, 0.0).arms() if arm.domain == "code")
+    config = LearnerConfig(draws=64, max_tpot_p95=bound, dwell=0.0)
+    wider = Learner.load(informed.dump(), config, PoolSpec((*spec.drafts, *new), spec.ks, max_batch=1))
+    (table,) = (decision := wider.decide(1e9, np.random.default_rng(0))).tables
+    code = decision.contexts.index(("code", "greedy"))
+    assert not table.in_time[code, -2:, 1:].any()
+    assert table.in_time[code, :-2, 1:].any()
+    assert table.top[code] > 0
+    assert table.probability[code, 0] < 0.1
 
 
 def test_the_bound_is_on_the_clock_of_the_slowest_engine(informed: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
