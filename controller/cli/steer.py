@@ -106,10 +106,13 @@ def pin(
 
         made = client.pin(name, domain, draft, k, regime=regime_of(regime), until=until, why=why)
         with suppress(ControllerError):  # it is pinned, whatever is not known
-            known = sorted({repr(one.domain) for one in client.domains(name)})
-            if repr(domain) not in known:  # a pin may come before its domain; a slip of the pen looks the same
-                seen = ", ".join(known)
-                typer.echo(f"akc: pinned; no request of domain {domain!r} has been seen yet, only of {seen}", err=True)
+            served = client.domains(name)
+            asked = regime_of(regime)
+            # A pin may come before its domain; a slip of the pen looks the same.
+            if not any(one.domain == domain and asked in (None, one.regime) for one in served):
+                seen = ", ".join(sorted({f"{one.domain!r} ({one.regime})" for one in served})) or "none at all"
+                which = f"{domain!r}" if asked is None else f"{domain!r} ({asked})"
+                typer.echo(f"akc: pinned; no request of domain {which} has been seen yet; seen: {seen}", err=True)
         return made
 
     _ordered(url, token, pool, json, order)

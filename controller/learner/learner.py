@@ -34,10 +34,10 @@ from controller.learner.estimates import (
 from controller.learner.evidence import REGIMES, Context, Contexts, Delta
 from controller.learner.gate import Gate, nonadaptive_share
 from controller.learner.outlook import outlook, rows_at
-from controller.learner.parallel import mapped, uncollected
 from controller.learner.prices import Prices, Single, prices_at
 from controller.learner.standing import Basis, Standing
 from controller.learner.steps import StepEvidence, Sums
+from controller.learner.uncollected import uncollected
 from controller.learner.whatif import Imagined, bucket_index, everywhere, expected, shares
 from controller.learner.worth import DraftWorth, gains
 from engine.link.messages import ProbePlan
@@ -155,8 +155,7 @@ class Learner:
             drawn = prices_at(cost_draws, at, spec.ks)
             return self._decided(at, basis[at], drawn, tokens, prices.loads, playable, free[at], least, young, now)
 
-        made = dict(zip(fresh, mapped(anew, fresh, tokens.size), strict=True))
-        done = [made[at] if at in made else standing[at] for at in loads]
+        done = [anew(at) if at in fresh else standing[at] for at in loads]
         tables, plain_sd = [one.table for one in done], [one.plain_sd for one in done]
         before, self.ordered = self.ordered, frozenset(ordered)
         if tables and steps.any():

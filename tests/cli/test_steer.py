@@ -176,13 +176,15 @@ def test_a_pin_of_a_domain_that_nobody_asked_for_is_kept_and_questioned(url: str
     """Its requests may come later; a slip of the pen would look the same, and hold nothing."""
     code, text = akc(url, "pin", "caht", "ngram", "2")
     assert code == 0
-    assert "akc: pinned; no request of domain 'caht' has been seen yet, only of 'chat', 'code'" in text
+    assert "akc: pinned; no request of domain 'caht' has been seen yet; seen: 'chat' (greedy), 'code' (greedy)" in text
     assert "caht pinned to ngram at K = 2" in text
     assert "caht pinned to ngram at K = 2, by ana" in akc(url, "status")[1]  # though no row of the table is its own
     (pool,) = json.loads(akc(url, "status", "--json")[1])
     assert [(one["domain"], one["by"]) for one in pool["orders"]["pins"]] == [("caht", "ana")]
     assert akc(url, "unpin", "caht")[0] == 0
     assert "has been seen yet" not in akc(url, "pin", "chat", "ngram", "2")[1]
+    text = akc(url, "pin", "chat", "ngram", "2", "--regime", "sampled")[1]
+    assert "no request of domain 'chat' (sampled) has been seen yet" in text
     assert akc(url, "unpin", "chat")[0] == 0
 
 

@@ -203,7 +203,7 @@ async function poolPage(pool, signal) {
       ["choice", (d) => h("span", { class: "whole" }, [d.now ? arm(d.now) : "–", pinned(d) ? h("span", { class: "tag on" }, "pinned") : null, instead(d.now)].filter(Boolean).map((part) => (typeof part === "string" ? `${part} ` : part)))],
       ["at load", (d) => number(d.now?.load), true], ["speedup expected", (d) => ratio(d.now?.speedup), true], ["tokens/s a request", (d) => number(d.recent.tokens_per_second, 1), true],
       ["accepted a step", (d) => number(d.recent.accepted_per_step, 2), true], ["tokens so far", (d) => number(d.tokens), true],
-    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."), (orders?.pins ?? []).filter((p) => !served.some((d) => d.domain === p.domain)).map((p) =>
+    ], served) : h("p", { class: "quiet" }, "Nothing has been served yet."), (orders?.pins ?? []).filter((p) => !served.some((d) => d.domain === p.domain && (p.regime === null || p.regime === d.regime))).map((p) =>
       h("p", { class: "quiet" }, `No request of domain ${p.domain}${p.regime ? ` (${p.regime})` : ""} has been seen, which is pinned to ${fixedArm(p)} by ${p.by}. `,
         me.role === "admin" ? h("button", { "data-key": `unpin ${p.domain} ${p.regime}`, onclick: () => unpinDialog(pool, p.domain, p.regime) }, "Unpin …") : null)));
     fill(engines, known.length ? table("Engines", [
