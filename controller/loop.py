@@ -26,7 +26,7 @@ from controller.tuner import Decided, Tuner
 from controller.view import PoolView
 from engine.link.logs import Told
 from engine.link.messages import Version
-from engine.link.transport import trouble
+from engine.link.transport import trouble, words
 
 log = logging.getLogger("controller")
 
@@ -143,7 +143,7 @@ class PoolLoop:
                 self.feed.put("state", b"")  # who listens here must not take what they saw for the present
             except UNAVAILABLE as error:
                 failures += 1
-                self.problem = f"Redis {trouble(error, 'does not answer')}: {error}"
+                self.problem = f"Redis {trouble(error, 'does not answer')}: {words(error)}"
                 if failures == 1:  # once, however long it lasts
                     self._log.warning("pool %s: %s; trying again", self.store.pool, self.problem)
                 await self._pause(min(SLOWEST_RETRY, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
@@ -366,4 +366,4 @@ class PoolLoop:
             await self.store.release()
         except (LeaseLostError, *UNAVAILABLE) as error:
             # Frames since the last commit are still in the stream; the next leader reads them.
-            self._log.warning("pool %s: left without a last checkpoint: %s", self.store.pool, error)
+            self._log.warning("pool %s: left without a last checkpoint: %s", self.store.pool, words(error))

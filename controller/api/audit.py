@@ -48,7 +48,9 @@ def entry_of(id_: str, data: bytes) -> AuditEntry | None:
     several = len(entry.switches) > 1
     reasons = [f"{s.domain} at load {s.load}: {s.reason}" if several else s.reason for s in entry.switches]
     what = "; ".join([*([entry.note] if entry.note else []), *moved])
-    return AuditEntry(id_, entry.time, "controller", what, short("; ".join(reasons)) or "noticed")
+    return AuditEntry(
+        id_, entry.time, "controller", what, short("; ".join(reasons)) or "seen by the controller; nobody decided it"
+    )
 
 
 def short(text: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from engine.link.transport import trouble
+from engine.link.transport import trouble, words
 
 log = logging.getLogger("controller")
 MEDIA_TYPE = "application/problem+json"
@@ -38,7 +38,7 @@ class ProblemError(Exception):
 def redis_problem(error: Exception, before: str = "") -> ProblemError:
     """503: Redis does not answer, or refuses. `before`: a sentence to begin with, as `Nothing was changed: `."""
     title = f"Redis {trouble(error, 'does not answer')}"
-    return ProblemError(503, title, f"{before}{error}", {"Retry-After": "2"})
+    return ProblemError(503, title, f"{before}{words(error)}", {"Retry-After": "2"})
 
 
 # For the document: what each status may say.

@@ -145,3 +145,14 @@ class PoolSpec:
         """K values the named draft was prepared for. Raises KeyError for a draft the pool does not have."""
         top = {d.name: d.max_k for d in self.drafts}[draft]
         return tuple(k for k in self.ks if k <= top)
+
+    def reach(self, draft: str) -> int:
+        """Positions at which the named draft may be asked: up to its largest prepared K, or the static choice's.
+
+        >>> spec = PoolSpec((DraftInfo("ngram", "ngram", 16), DraftInfo("small", "model", 4)), (2, 8), 1,
+        ...     StaticChoice("ngram", 9))
+        >>> spec.reach("ngram"), spec.reach("small")
+        (9, 2)
+        """
+        static, k = self.static_arm
+        return max(self.allowed(draft)[-1], k if static == draft else 0)

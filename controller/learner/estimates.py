@@ -121,7 +121,7 @@ def curve_points(
         CurvePoint(*context, draft.name, i + 1, *(float(array[c, j, i]) for array in arrays))
         for c, context in enumerate(contexts)
         for j, draft in enumerate(spec.drafts)
-        for i in range(spec.allowed(draft.name)[-1])
+        for i in range(spec.reach(draft.name))
     ]
 
 

@@ -12,7 +12,7 @@ import redis
 from engine.link.logs import Told
 from engine.link.messages import WIRE_VERSION, Keys, Policy, Version, decode_policy
 from engine.link.settings import LinkSettings, masked
-from engine.link.transport import Backoff, connect, trouble
+from engine.link.transport import Backoff, connect, trouble, words
 
 _log = logging.getLogger(__name__)
 DAY_MS = 86_400_000
@@ -141,7 +141,7 @@ class Follower:
             try:
                 self._follow()
             except (redis.RedisError, OSError) as error:
-                self._failure(f"{type(error).__name__}: {error}", trouble(error))
+                self._failure(f"{type(error).__name__}: {words(error)}", trouble(error))
             except Exception as error:
                 if self.why != repr(error):  # once: it will be tried again and again
                     self.judge.log.exception("follower: unexpected error")

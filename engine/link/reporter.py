@@ -18,7 +18,7 @@ from engine.link.logs import Told
 from engine.link.messages import BreakerState, EngineDescription, Frame, Keys, Version, encode
 from engine.link.pace import LEAST, YOUNG_STEPS, pace
 from engine.link.settings import LinkSettings, masked
-from engine.link.transport import Backoff, connect, trouble
+from engine.link.transport import Backoff, connect, trouble, words
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Reporter:
                 self._keys.frames, {"frame": encode(frame)}, maxlen=self._settings.stream_length, approximate=True
             )
         except (redis.RedisError, OSError) as error:
-            self._failure(f"{type(error).__name__}: {error}", trouble(error))
+            self._failure(f"{type(error).__name__}: {words(error)}", trouble(error))
             return False
         except Exception as error:  # the thread must live on: the next frame starts from the counters again
             if self.why != repr(error):  # once: it will be tried again and again

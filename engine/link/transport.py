@@ -1,6 +1,7 @@
 """Connections to the Redis-protocol server, made so that a background thread always comes back in bounded time."""
 
 import random
+import re
 from typing import Any
 
 import redis
@@ -54,6 +55,19 @@ def trouble(error: Exception, away: str = "is not reachable") -> str:
         return "holds something of another type under one of our keys, which others must have written"
     refused = isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.exceptions.AuthorizationError)
     return "refuses" if refused else away
+
+
+# How redis-py shows a Sentinel that it asked: with all settings of its pool.
+_ASKED = re.compile(r"<redis\..*?\bhost=([^,]*),port=(\d+),.*?\)>\)>\)> - (?:network:)?")
+
+
+def words(error: Exception) -> str:
+    """What an error says, short enough for people: of Sentinels that were asked in vain the addresses.
+
+    >>> words(redis.ConnectionError("refused"))
+    'refused'
+    """
+    return _ASKED.sub(r"\1:\2 ", str(error)).replace(" : ", ": ", 1) if "<redis." in str(error) else str(error)
 
 
 class Backoff:

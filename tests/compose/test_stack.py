@@ -180,6 +180,20 @@ def test_images_hold_no_build_tools_and_say_what_they_are(stack: None, service: 
         assert docker("image", "inspect", "--format", asked, f"adaptive-k-{service}") == value
 
 
+def test_images_say_where_they_come_from_as_the_page_shows(stack: None) -> None:
+    """The layers are there: what is built anew is the labels."""
+    built = STACK.shell(line_of("compose.md", "AKC_IMAGE_SOURCE"), ROOT)
+    assert built.returncode == 0, built.stderr[-3000:]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    for service in ("controller", "engine"):
+        asked = "{{range $name, $value := .Config.Labels}}{{$name}}={{$value}}\n{{end}}"
+        told = docker("image", "inspect", "--format", asked, f"adaptive-k-{service}").splitlines()
+        labels = dict(line.removeprefix("org.opencontainers.image.").split("=", 1) for line in told if "=" in line)
+        assert labels["source"] == "https://HOST/REPOSITORY"
+        assert labels["revision"] == head.stdout.strip()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", labels["created"])
+
+
 def test_the_engine_image_has_what_the_lock_names_and_a_cpu_build_of_torch(stack: None) -> None:
     lock = (ROOT / "requirements" / "engine.txt").read_text()
     program = "import importlib.metadata as m; print(*[f'{d.name}=={d.version}' for d in m.distributions()])"

@@ -28,5 +28,5 @@ def test_several_changes_each_have_theirs_and_theentry_of_stays_bounded() -> Non
     assert many.endswith("…")
 
 
-def test_what_was_not_decided_is_noticed() -> None:
-    assert entry(note="the engines changed") == ("the engines changed", "noticed")
+def test_what_nobody_decided_says_so() -> None:
+    assert entry(note="the engines changed") == ("the engines changed", "seen by the controller; nobody decided it")

@@ -1,7 +1,6 @@
 """A primary, its replica and a Sentinel, really running: the link and the store follow a failover."""
 
 import asyncio
-import random
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,7 +16,7 @@ from controller.store import UNAVAILABLE, Commit, PoolStore
 from controller.store import connect as connect_store
 from engine.link import LinkSettings, SettingsError, load
 from engine.link.address import sentinels
-from engine.link.transport import connect
+from engine.link.transport import connect, words
 from tests.controller.process import free_port
 
 PASSWORD = "s3cret/word"  # of servers that live for one test
@@ -72,7 +71,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         lock(primary)
         with ValkeyServer(port=free_port(), config={**knows, "replicaof": f"127.0.0.1 {primary.port}"}) as replica:
             lock(replica)
-            port = random.Random().randrange(20_000, 30_000)
+            port = free_port()
             config = tmp_path / "sentinel.conf"
             config.write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n"
@@ -91,7 +90,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def test_the_link_s_client_writes_to_the_primary_and_to_the_next_one_when_that_dies(pair: Pair) -> None:
-    with connect(pair.url, 1.0) as client:
+    with connect(pair.url, 5.0) as client:
         client.set("a", "1")
         assert client.info("server")["tcp_port"] == pair.primary.port
         with redis.Redis(port=pair.replica.port, password=PASSWORD) as replica:
@@ -127,9 +126,21 @@ async def test_the_store_commits_to_the_new_primary_under_a_new_lease(pair: Pair
     await client.aclose()
 
 
-def test_nobody_there_is_a_connection_error_in_bounded_time() -> None:
-    with connect("redis+sentinel://127.0.0.1:1/0?service=main", 0.5) as client, pytest.raises(redis.ConnectionError):
+NOBODY = "redis+sentinel://127.0.0.1:1,localhost:2/0?service=main"
+SAID = "No master found for 'main': 127.0.0.1:1 ConnectionError, localhost:2 ConnectionError"
+
+
+def test_nobody_there_is_a_connection_error_in_bounded_time_that_names_whom_was_asked() -> None:
+    with connect(NOBODY, 0.5) as client, pytest.raises(redis.ConnectionError) as raised:
         client.get("a")
+    assert words(raised.value) == SAID
+
+
+async def test_the_store_s_client_names_whom_it_asked_too() -> None:
+    async with connect_store(NOBODY) as client:
+        with pytest.raises(UNAVAILABLE) as raised:
+            await client.get("a")
+    assert words(raised.value) == SAID
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,22 @@ function draw(node, traces, more) {
 const MARKUP = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
 const asText = (label) => label.replace(/[&<>]/g, (sign) => MARKUP[sign]);
 
-// Of a label what a chart has room for: its beginning and its end, where names of one kind differ. Hovering tells the
-// whole of it, over several lines.
-const shorter = (label, room = 36) => asText(label.length <= room ? label : `${label.slice(0, room / 2)}…${label.slice(1 - room / 2)}`);
+// Of a label what fits in `room` pixels: its beginning and its end, where names of one kind differ. Hovering tells the whole
+// of it, over several lines.
+const pen = document.createElement("canvas").getContext("2d");
+function shorter(label, room = 230) {
+  pen.font = "12px system-ui, sans-serif";
+  const fits = (text) => pen.measureText(text).width <= room;
+  if (fits(label)) return asText(label);
+  const signs = [...new Intl.Segmenter().segment(label)].map((one) => one.segment);
+  let short = "…";
+  for (let kept = 2; kept < signs.length; kept += 1) {
+    const longer = `${signs.slice(0, Math.ceil(kept / 2)).join("")}…${signs.slice(-Math.floor(kept / 2)).join("")}`;
+    if (!fits(longer)) break;
+    short = longer;
+  }
+  return asText(short);
+}
 const LINE = 28;
 const whole = (label) => (label.match(new RegExp(`.{1,${LINE}}`, "gsu")) ?? []).map(asText).join("<br>");
 
@@ -124,5 +137,5 @@ export function heat(node, arms) {
     text: drafts.map((d) => ks.map((k) => (at(d, k) ? `${at(d, k).speedup.value.toFixed(2)}×<br>${percent(at(d, k).best)}` : ""))), texttemplate: "%{text}",
     customdata: drafts.map((d) => ks.map((k) => [at(d, k)?.speedup.low, at(d, k)?.speedup.high, 100 * (at(d, k)?.best ?? 0), whole(d)])),
     hovertemplate: "%{customdata[3]}, K = %{x}<br>%{z:.3f}× plain (%{customdata[0]:.3f}–%{customdata[1]:.3f})<br>best in %{customdata[2]:.0f}% of draws<extra></extra>",
-  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category", ticks: "" }, yaxis: { title: { text: "draft", standoff: 10 }, type: "category", ticks: "", tickvals: drafts.map(asText), ticktext: drafts.map((d) => shorter(d, 18)) } });
+  }], { hovermode: "closest", showlegend: false, xaxis: { title: { text: "K, draft tokens a step" }, type: "category", ticks: "" }, yaxis: { title: { text: "draft", standoff: 10 }, type: "category", ticks: "", tickvals: drafts.map(asText), ticktext: drafts.map((d) => shorter(d, 115)) } });
 }
