@@ -103,9 +103,9 @@ def hover_last_point(page: Page, chart: Locator) -> Locator:
     return chart.locator(".hoverlayer")
 
 
-def shorter(label: str, room: int = 36) -> str:
-    """What a chart shows of a label that is longer than it has room for."""
-    return label if len(label) <= room else f"{label[: room // 2]}…{label[1 - room // 2 :]}"
+def shorter(label: str, ends: int = 10) -> re.Pattern[str]:
+    """What a chart shows of a label that is wider than it has room for: at least so much of its beginning and end."""
+    return re.compile(f"{re.escape(label[:ends])}.*…\\S*{re.escape(label[-ends:])}")
 
 
 def picture(page: Page, name: str) -> None:
@@ -437,7 +437,7 @@ def test_a_link_in_a_label_stays_text_in_charts(tmp_path: Path, watched: Watched
         expect(page.locator(".chart a")).to_have_count(0)
         page.get_by_role("table", name="Domains").get_by_role("link", name=LINK).click()
         survival, heat = page.locator(".chart").nth(0), page.locator(".chart").nth(1)
-        expect(heat.locator(".main-svg").first).to_contain_text(shorter(LINK, 18))
+        expect(heat.locator(".main-svg").first).to_contain_text(shorter(LINK, 4))
         expect(hover_last_point(page, survival)).to_contain_text("raw counts")
         heat.locator(".nsewdrag").hover()
         expect(heat.locator(".hoverlayer")).to_contain_text(LINK)
@@ -445,12 +445,14 @@ def test_a_link_in_a_label_stays_text_in_charts(tmp_path: Path, watched: Watched
     assert watched.errors == []
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    ("width", "of"), [(390, "customer-support-"), (1280, "customer-support-"), (390, "客户支持"), (390, "W👍")]
+)
 def test_labels_as_long_as_they_may_be_leave_charts_and_pages_whole(
-    tmp_path: Path, browser: Browser, width: int
+    tmp_path: Path, browser: Browser, width: int, of: str
 ) -> None:
     """64 characters each, alike but for the last: told apart in the legend, told whole by hovering."""
-    names = tuple(f"{'customer-support-' * 4}"[:63] + end for end in "12")
+    names = tuple((of * 64)[:63] + end for end in "12")
     context = browser.new_context(viewport={"width": width, "height": 840})
     context.set_default_timeout(SLOW)
     page = context.new_page()
@@ -472,10 +474,10 @@ def test_labels_as_long_as_they_may_be_leave_charts_and_pages_whole(
             expect(legend).to_contain_text(shorter(f"{name}, greedy"))
         assert fits()
         expect(hover_last_point(page, page.locator("#chart-choices"))).to_contain_text(names[0])
-        picture(page, f"long-{width}")
+        picture(page, f"long-{width}-{len(of)}")
         page.goto(f"{site.url}/#/p/{names[1]}")
-        expect(page.locator(".chart").nth(1).locator(".main-svg").first).to_contain_text(shorter(names[0], 18))
-        picture(page, f"long-domain-{width}")
+        expect(page.locator(".chart").nth(1).locator(".main-svg").first).to_contain_text(shorter(names[0], 3))
+        picture(page, f"long-domain-{width}-{len(of)}")
         assert fits()
     context.close()
 
