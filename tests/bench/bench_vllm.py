@@ -23,7 +23,7 @@ import httpx
 from controller.cli.demo.processes import Processes, free_port
 from controller.cli.demo.run import EmbeddedRedis
 from engine.models import fetch_smollm2, load_prompts
-from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, fixed, held
+from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, fixed, held, priced, read
 
 ROOT = Path(__file__).parents[2]
 POOL = "bench"
@@ -206,7 +206,7 @@ def turns(given: argparse.Namespace) -> Iterator[Run]:
             assert process.stdout
             for line in process.stdout:
                 if line.startswith("RUN "):
-                    yield Run(*json.loads(line.removeprefix("RUN ")))
+                    yield read(json.loads(line.removeprefix("RUN ")))
         if process.returncode:
             raise RuntimeError(f"the engine ended with {process.returncode}")
 
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     given = options(arguments)
     if given.from_json is not None:
-        _print([Run(*json.loads(line)) for line in given.from_json.read_text().splitlines()])
+        _print([read(json.loads(line)) for line in given.from_json.read_text().splitlines()])
         return
     if given.table:
         table(given)
@@ -275,6 +275,9 @@ def _print(done: Sequence[Run]) -> None:
     if all(run.cpu for run in done):
         print("\nBy the CPU time of the engine's thread:\n")
         print(Report(done, cpu=True))
+    if all(run.steps for run in done):
+        print("\nBy the steps of each mode, at one price list for all of them (median CPU time of a kind of step):\n")
+        print(Report(priced(done)))
 
 
 if __name__ == "__main__":

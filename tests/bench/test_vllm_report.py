@@ -1,6 +1,10 @@
 """The tables of the vLLM benchmark, from runs made by hand."""
 
-from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, fixed, held
+import json
+
+import pytest
+
+from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Report, Run, Step, fixed, held, priced, read
 
 
 def run(round_: int, server: str, tokens: int, traffic: str = MIXED, seconds: float = 1.0) -> Run:
@@ -39,3 +43,23 @@ def test_text_has_the_tables_the_price_of_the_plug_in_and_of_the_warm_up() -> No
     assert "(ours, K=2 / K=2), mixed: 0.98x (0.98-0.98) at 4" in text
     assert "4 clients 0.50, 1.00" in text
     assert "Failed requests: 0. Rounds: 6." in text
+
+
+def test_steps_are_paid_by_one_price_list_whatever_they_took() -> None:
+    """Plain takes 96 steps of 0.1 s, K = 2 takes 48 of 0.12 s; half of these ran while the machine was half as fast."""
+    plain = [Step(1, 1, 0, 0.1)] * 96
+    fast, slow = [Step(1, 3, 0, 0.12)] * 48, [Step(1, 3, 0, 0.24)] * 47
+    reading = [Step(0, 0, tokens, 0.05 + 0.001 * tokens) for tokens in (50, 100)] + [Step(1, 1, 50, 0.2)]
+
+    def steps(round_: int, server: str, of: list[Step]) -> Run:
+        return run(round_, server, 96)._replace(steps=[*of, *reading])
+
+    done = [steps(1, PLAIN, plain), steps(1, ADAPTIVE, fast), steps(2, PLAIN, plain), steps(2, ADAPTIVE, slow)]
+    seconds = [one.seconds for one in priced([*done, steps(-1, ADAPTIVE, slow)])]
+    prompts = (0.05 + 0.05) + (0.05 + 0.1) + 0.2
+    assert seconds == pytest.approx([9.6 + prompts, 5.76 + prompts, 9.6 + prompts, 5.64 + prompts])
+
+
+def test_a_run_is_read_as_it_was_written() -> None:
+    one = run(1, PLAIN, 96)._replace(steps=[Step(1, 3, 0, 0.12)])
+    assert read(json.loads(json.dumps(one))) == one

