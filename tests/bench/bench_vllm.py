@@ -206,7 +206,7 @@ def turns(given: argparse.Namespace) -> Iterator[Run]:
             assert process.stdout
             for line in process.stdout:
                 if line.startswith("RUN "):
-                    yield read(json.loads(line.removeprefix("RUN ")))
+                    yield read(line.removeprefix("RUN "))
         if process.returncode:
             raise RuntimeError(f"the engine ended with {process.returncode}")
 
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     given = options(arguments)
     if given.from_json is not None:
-        _print([read(json.loads(line)) for line in given.from_json.read_text().splitlines()])
+        _print([read(line) for line in given.from_json.read_text().splitlines()])
         return
     if given.table:
         table(given)

@@ -62,4 +62,4 @@ def test_steps_are_paid_by_one_price_list_whatever_they_took() -> None:
 
 def test_a_run_is_read_as_it_was_written() -> None:
     one = run(1, PLAIN, 96)._replace(steps=[Step(1, 3, 0, 0.12)])
-    assert read(json.loads(json.dumps(one))) == one
+    assert read(json.dumps(one)) == one

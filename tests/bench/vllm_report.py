@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from controller.cli.demo.verdict import Block, Ratio, goodput, paired_ratio
@@ -44,10 +45,9 @@ class Run(NamedTuple):
     steps: Sequence[Step] = ()
 
 
-def read(fields: Sequence[object]) -> Run:
-    """A run from the fields that JSON kept."""
-    run = Run(*fields)  # type: ignore[arg-type]
-    return run._replace(steps=[Step(*step) for step in run.steps])
+def read(line: str) -> Run:
+    """A run as it was written, a JSON list of its fields. Raises msgspec.ValidationError for anything else."""
+    return msgspec.json.decode(line, type=Run)
 
 
 def prices(steps: Sequence[Step]) -> Callable[[Step], float]:
