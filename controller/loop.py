@@ -26,7 +26,7 @@ from controller.tuner import Decided, Tuner
 from controller.view import PoolView
 from engine.link.logs import Told
 from engine.link.messages import Version
-from engine.link.transport import trouble, words
+from engine.link.transport import complaint, words
 
 log = logging.getLogger("controller")
 
@@ -143,7 +143,7 @@ class PoolLoop:
                 self.feed.put("state", b"")  # who listens here must not take what they saw for the present
             except UNAVAILABLE as error:
                 failures += 1
-                self.problem = f"Redis {trouble(error, 'does not answer')}: {words(error)}"
+                self.problem = f"Redis {complaint(error)}"
                 if failures == 1:  # once, however long it lasts
                     self._log.warning("pool %s: %s; trying again", self.store.pool, self.problem)
                 await self._pause(min(SLOWEST_RETRY, 0.1 * 2**failures) * random.uniform(0.5, 1.0))

@@ -10,7 +10,7 @@ from controller.loop import PoolLoop
 from controller.settings import ControllerSettings
 from controller.store import UNAVAILABLE, PoolStore, connect, pools
 from engine.link.messages import POOL_NAME, POOL_NAMES
-from engine.link.transport import trouble, words
+from engine.link.transport import complaint
 
 log = logging.getLogger("controller")
 
@@ -44,7 +44,7 @@ class Supervisor:
                     log.info("Redis answers again")
                 self._away, self.problem = False, None
             except UNAVAILABLE as error:
-                problem = f"Redis {trouble(error, 'does not answer')}: {words(error)}"
+                problem = f"Redis {complaint(error)}"
                 if not self._away:  # once, however long it lasts
                     log.warning("%s; trying again", problem)
                 self._away, self.problem = True, problem

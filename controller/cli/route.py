@@ -32,13 +32,13 @@ def route(
 
     from engine.link.router import compose, read_offers
     from engine.link.settings import masked
-    from engine.link.transport import connect, trouble, words
+    from engine.link.transport import complaint, connect
 
     try:
         with connect(redis_url, 5.0) as client:
             routes = compose(read_offers(client), target=target, domain=domain)
     except (redis.RedisError, OSError) as error:
-        typer.echo(f"akc: {masked(redis_url)} {trouble(error, 'does not answer')}: {words(error)}", err=True)
+        typer.echo(f"akc: {masked(redis_url)} {complaint(error)}", err=True)
         raise typer.Exit(AWAY) from None
     except ValueError as error:
         raise bad(f"--redis-url is {masked(redis_url)!r}: {error}") from None

@@ -33,7 +33,7 @@ def _asked(question: "Callable[[Redis], Coroutine[Any, Any, T]]", redis_url: str
     from controller.learner.schema import CheckpointError
     from controller.store import UNAVAILABLE, LeaseLostError, connect
     from engine.link.settings import masked
-    from engine.link.transport import trouble, words
+    from engine.link.transport import complaint
 
     async def run(client: "Redis") -> "T":
         async with client:
@@ -49,7 +49,7 @@ def _asked(question: "Callable[[Redis], Coroutine[Any, Any, T]]", redis_url: str
         typer.echo(f"akc: {error}", err=True)
         raise typer.Exit(FAILED) from None
     except UNAVAILABLE as error:
-        typer.echo(f"akc: {masked(redis_url)} {trouble(error, 'does not answer')}: {words(error)}", err=True)
+        typer.echo(f"akc: {masked(redis_url)} {complaint(error)}", err=True)
         raise typer.Exit(AWAY) from None
 
 

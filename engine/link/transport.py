@@ -70,6 +70,15 @@ def words(error: Exception) -> str:
     return _ASKED.sub(r"\1:\2 ", str(error)).replace(" : ", ": ", 1) if "<redis." in str(error) else str(error)
 
 
+def complaint(error: Exception) -> str:
+    """What a server does that could not be used, and what the error says, to go on behind its name.
+
+    >>> complaint(redis.ConnectionError("refused")), complaint(redis.ResponseError("NOPERM no permission"))
+    ('does not answer: refused', 'refuses: NOPERM no permission')
+    """
+    return f"{trouble(error, 'does not answer')}: {words(error)}"
+
+
 class Backoff:
     """Seconds to wait after a failure: doubling from `first` to `last`, each time a random half to whole of it.
 
