@@ -8,7 +8,7 @@ TORCH  := torch==2.13.0
 # Threads that spin between kernels make tests 5-10x slower on cores they share with anything else.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test beside unit-first unit-rest test-slow test-vllm test-browser pictures test-compose test-release lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
+.PHONY: demo test beside unit-first unit-rest test-slow slow-first slow-rest test-vllm test-browser pictures test-compose test-release lint types unit setup models bench bench-engine bench-agreement bench-link bench-learner bench-vllm reference lock clean help
 
 help:
 	@echo "make demo                             set up, fetch the model, run the loop end to end on this machine (under 6 minutes after downloads)"
@@ -33,8 +33,9 @@ $(VENV)/.installed: requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
 	@# The lock is whole, so nothing is resolved here; accelerate asks for torch, which the lock leaves to the line after it.
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/lock.txt
-	$(BIN)/pip install --quiet $(TORCH_PIP_ARGS) $(TORCH)
+	@# What is imported is compiled then; compiling all that is installed would take a minute more.
+	$(BIN)/pip install --quiet --no-compile --no-deps --require-hashes -r requirements/lock.txt
+	$(BIN)/pip install --quiet --no-compile $(TORCH_PIP_ARGS) $(TORCH)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -76,9 +77,17 @@ beside:
 	$(BIN)/python -m coverage combine -q .make/unit-*
 	$(BIN)/python -m coverage report --skip-covered
 
-# Tests that take minutes: convergence of the learner over seeds, the model's weights bit by bit.
+# Tests that take minutes: convergence of the learner over seeds, the model's weights bit by bit. Two runs side by side.
+SLOW = $(BIN)/python -m pytest -m slow -p no:cacheprovider --durations=5
+
+slow-first:
+	$(SLOW) tests/controller tests/server
+
+slow-rest:
+	$(SLOW) $(addprefix --ignore=,tests/controller tests/server tests/compose tests/release)
+
 test-slow: models
-	$(BIN)/python -m pytest -m slow --ignore tests/compose --ignore tests/release -p no:cacheprovider
+	@$(MAKE) --no-print-directory -j2 slow-first slow-rest
 
 # The dashboard in a real Chromium (Debian: apt-get install chromium); pictures of every page are left in out/browser.
 test-browser: setup

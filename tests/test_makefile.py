@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"beside", "unit-first", "unit-rest"}  # what other targets call
+PARTS = {"beside", "unit-first", "unit-rest", "slow-first", "slow-rest"}  # what other targets call
 
 
 def test_help_names_every_target_that_people_may_call() -> None:
