@@ -36,6 +36,16 @@ def test_a_domain_alone_is_not_mixed_traffic() -> None:
     assert [b.tokens for b in Report(both).blocks(PLAIN, None, 4)] == [1000]
 
 
+def test_an_oracle_plays_the_best_stock_server_of_every_domain() -> None:
+    speeds = {"code": {PLAIN: 100, fixed(8): 200, ADAPTIVE: 150}, "math": {PLAIN: 100, fixed(8): 40, ADAPTIVE: 100}}
+    alone = [run(n, *one, domain) for n in range(1, 7) for domain, of in speeds.items() for one in of.items()]
+    ratio = Report(alone).oracle(4)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(250 / 300)
+    assert "of every domain, 4 clients: 0.83x" in str(Report(alone))
+    assert Report(ROUNDS).oracle(4) is None
+
+
 def test_text_has_the_tables_the_price_of_the_plug_in_and_of_the_warm_up() -> None:
     text = str(Report([run(-1, ADAPTIVE, 63), run(-2, ADAPTIVE, 126), *ROUNDS]))
     assert "| mixed | 4 | 100 | **120** | 80 | 118 | 126 | 1.05x (1.05-1.05) | 1.26x (1.26-1.26) |" in text

@@ -144,6 +144,17 @@ class Report:
         """The stock server of highest goodput, no speculation included."""
         return max(self.stock(), key=lambda name: goodput(self.blocks(name, traffic, concurrency)))
 
+    def oracle(self, concurrency: int) -> Ratio | None:
+        """Ours over an oracle that plays each domain's best stock server there, from runs of every domain alone."""
+        domains = sorted({r.traffic for r in self.done if r.traffic != MIXED and r.concurrency == concurrency})
+        if not domains:
+            return None
+        theirs = [
+            block for domain in domains for block in self.blocks(self.best(domain, concurrency), domain, concurrency)
+        ]
+        ours = self.blocks(ADAPTIVE, None, concurrency)
+        return paired_ratio(ours, theirs) if len(ours) == len(theirs) else None
+
     def __str__(self) -> str:
         cells = list(dict.fromkeys((r.traffic, r.concurrency) for r in self.done))
         head = ["traffic", "clients", *self.servers, "adaptive / best", "/ none"]
@@ -172,6 +183,10 @@ class Report:
                     if traffic == MIXED
                 )
                 said.append(f"The plug-in at the same K ({name} / {k}), mixed: {', '.join(ratios)}.")
+        for concurrency in sorted({concurrency for _, concurrency in cells}):
+            ratio = self.oracle(concurrency)
+            if ratio is not None:
+                said.append(f"Adaptive over the best stock server of every domain, {concurrency} clients: {ratio}.")
         said.append(self._warm_up())
         failed = sum(run.failed for run in (*self.warm, *self.done))
         said.append(f"Failed requests: {failed}. Rounds: {max((r.round for r in self.done), default=0)}.")

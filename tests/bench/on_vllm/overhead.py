@@ -72,8 +72,8 @@ def _requests(rows: int) -> list[Any]:
         )
         made.append(SimpleNamespace(
             request_id=f"chatcmpl-{nth:032x}", prompt_token_ids=[1] * 200, sampling_params=params, lora_request=None,
-            num_computed_tokens=200, num_output_placeholders=0, num_output_tokens=0, is_prefill_chunk=False,
-            spec_token_ids=[],
+            cache_salt=None, num_computed_tokens=200, num_output_placeholders=0, num_output_tokens=0,
+            is_prefill_chunk=False, spec_token_ids=[],
         ))  # fmt: skip
     return made
 

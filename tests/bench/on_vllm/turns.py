@@ -4,7 +4,9 @@ Servers beside each other are asked for half a minute at a time, and on a shared
 speed to change. Here one engine plays the same few prompts under each mode before the next few come, so that a round of
 all modes is over in a minute or two, and the CPU time of the engine's thread is kept beside the clock's: what others
 take from the machine is not in it. Stock is vLLM's own scheduler, its table by batch size holding one K; K = 0 of it
-looks up no drafts. Prints every run as it is done: `RUN` and a JSON list, fields of `vllm_report.Run`.
+looks up no drafts. A run is over for the clock when no prompt waits and a client goes: at K = 0 all requests of one
+length end in the same step and leave the last few alone in the engine, under speculation they do not, and it would be
+that what is measured. Prints every run as it is done: `RUN` and a JSON list, fields of `vllm_report.Run`.
 """
 
 import argparse
@@ -57,6 +59,16 @@ class Done(NamedTuple):
     steps: list[Step]
 
 
+class Played(NamedTuple):
+    """What was counted while all clients were busy: seconds by the clock and of CPU, tokens, requests that ended."""
+
+    seconds: float
+    cpu: float
+    tokens: int
+    done: list[Done]
+    steps: list[Step]
+
+
 class Bench:
     """One engine whose scheduling is switched between runs, when no request is left in it."""
 
@@ -69,7 +81,10 @@ class Bench:
                 "num_speculative_tokens_per_batch_size": [[1, 16, deepest]],
             },
             scheduler_cls="engine.vllm.AdaptiveScheduler",
-            additional_config={"adaptive_k": {"redis_url": redis_url, "pool": "turns"}},
+            # By default ours chooses among the K of vLLM's table, which names one here: that of the mode played.
+            additional_config={
+                "adaptive_k": {"redis_url": redis_url, "pool": "turns", "k_values": list(range(deepest + 1))}
+            },
         ))  # fmt: skip
         self.scheduler: Any = self.engine.engine_core.engine_core.scheduler
         self.ours: Bridge = self.scheduler._akc
@@ -119,15 +134,22 @@ class Bench:
                 rows, verified = rows + 1, verified + scheduled
         return outputs, Step(rows, verified, prompt, time.thread_time() - then)
 
-    def play(self, mode: str, prompts: Sequence[Prompt], clients: int) -> tuple[float, float, list[Done], list[Step]]:
-        """Answer the prompts, `clients` at a time; seconds by the clock and of CPU, and the steps. The engine is empty
-        before and after."""
+    def play(self, mode: str, prompts: Sequence[Prompt], clients: int) -> Played:
+        """Answer the prompts, `clients` at a time. The engine is empty before and after."""
         self.set(mode)
-        waiting, done = list(prompts[::-1]), []
+        waiting = list(prompts[::-1])
+        done: list[Done] = []
         began: dict[str, tuple[str, float, float, int]] = {}
         steps: list[Step] = []
         first: dict[str, float] = {}
+        tokens: dict[str, int] = {}
+        full: Played | None = None
         start = time.perf_counter(), time.thread_time()
+
+        def played() -> Played:
+            seconds, cpu = time.perf_counter() - start[0], time.thread_time() - start[1]
+            return Played(seconds, cpu, sum(tokens.values()), list(done), list(steps))
+
         while waiting or began:
             while waiting and len(began) < clients:
                 prompt = waiting.pop()
@@ -141,21 +163,33 @@ class Bench:
             for output in outputs:
                 now = time.perf_counter()
                 first.setdefault(output.request_id, now)
+                tokens[output.request_id] = count = len(output.outputs[0].token_ids)
                 if output.finished:
-                    tokens = len(output.outputs[0].token_ids)
                     domain, clock, cpu, since = began.pop(output.request_id)
-                    each = (now - first[output.request_id]) / max(tokens - 1, 1)
-                    done.append(Done(domain, tokens, now - clock, time.thread_time() - cpu, each, steps[since:]))
-        return time.perf_counter() - start[0], time.thread_time() - start[1], done, steps
+                    each = (now - first[output.request_id]) / max(count - 1, 1)
+                    done.append(Done(domain, count, now - clock, time.thread_time() - cpu, each, steps[since:]))
+            if full is None and not waiting and len(began) < clients:
+                full = played()
+        return full or played()
 
 
-def made(
-    round_: int, mode: str, traffic: str, clients: int, seconds: float, cpu: float, done: list[Done], steps: list[Step]
-) -> Run:
+def made(round_: int, mode: str, traffic: str, clients: int, played: Played) -> Run:
     """One run for the report."""
-    spread = quantiles([one.per_token for one in done], n=20, method="inclusive") if len(done) > 1 else [0.0] * 19
-    tokens = sum(one.tokens for one in done)
-    return Run(round_, mode, traffic, clients, tokens, seconds, spread[9], spread[18], 0, cpu, steps)
+    each = [one.per_token for one in played.done]
+    spread = quantiles(each, n=20, method="inclusive") if len(each) > 1 else each * 19
+    return Run(
+        round_,
+        mode,
+        traffic,
+        clients,
+        played.tokens,
+        played.seconds,
+        spread[9],
+        spread[18],
+        0,
+        played.cpu,
+        played.steps,
+    )
 
 
 def runs(bench: Bench, given: argparse.Namespace, prompts: dict[str, list[str]]) -> Iterator[Run]:
@@ -169,13 +203,15 @@ def runs(bench: Bench, given: argparse.Namespace, prompts: dict[str, list[str]])
         return rng.sample(chosen, len(chosen))
 
     def play(round_: int, mode: str, chosen: Sequence[Prompt], clients: int) -> Iterator[Run]:
-        seconds, cpu, done, steps = bench.play(mode, chosen, clients)
-        yield made(round_, mode, MIXED, clients, seconds, cpu, done, steps)
+        played = bench.play(mode, chosen, clients)
+        yield made(round_, mode, MIXED, clients, played)
         if clients == 1 and round_ > 0:  # one after the other: each domain has its own seconds
             for domain in prompts:
-                mine = [one for one in done if one.domain == domain]
-                sums = sum(one.seconds for one in mine), sum(one.cpu for one in mine)
-                yield made(round_, mode, domain, clients, *sums, mine, [step for one in mine for step in one.steps])
+                mine = [one for one in played.done if one.domain == domain]
+                seconds, cpu = sum(one.seconds for one in mine), sum(one.cpu for one in mine)
+                steps = [step for one in mine for step in one.steps]
+                alone = Played(seconds, cpu, sum(one.tokens for one in mine), mine, steps)
+                yield made(round_, mode, domain, clients, alone)
 
     for mode in modes[:-1]:
         bench.play(mode, some(1)[:2], 1)  # what is made lazily is paid for here
