@@ -174,7 +174,12 @@ def test_it_ends_well_and_needs_nothing(command: Command, tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", of_here("test_a_server_of_one_s_own_answers"), ids=lambda one: one.where)
 def test_a_server_of_one_s_own_answers(command: Command, tmp_path: Path) -> None:
     port = free_port()
-    process = Shell(tmp_path, replaced={"6379": str(port)}).start(command)
+    # Where the suite runs in a shell's background SIGINT is ignored, and what it starts would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = Shell(tmp_path, replaced={"6379": str(port)}).start(command)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         deadline = time.monotonic() + 60
         with redis.Redis(port=port) as client:
