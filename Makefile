@@ -78,13 +78,14 @@ beside:
 	$(BIN)/python -m coverage report --skip-covered
 
 # Tests that take minutes: convergence of the learner over seeds, the model's weights bit by bit. Two runs side by side.
-SLOW = $(BIN)/python -m pytest -m slow -p no:cacheprovider --durations=5
+SLOW_FIRST := tests/controller tests/server
+SLOW        = $(BIN)/python -m pytest -m slow -p no:cacheprovider --durations=5
 
 slow-first:
-	$(SLOW) tests/controller tests/server
+	$(SLOW) $(SLOW_FIRST)
 
 slow-rest:
-	$(SLOW) $(addprefix --ignore=,tests/controller tests/server tests/compose tests/release)
+	$(SLOW) $(addprefix --ignore=,$(SLOW_FIRST) tests/compose tests/release)
 
 test-slow: models
 	@$(MAKE) --no-print-directory -j2 slow-first slow-rest

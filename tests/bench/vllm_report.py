@@ -147,13 +147,11 @@ class Report:
     def oracle(self, concurrency: int) -> Ratio | None:
         """Ours over an oracle that plays each domain's best stock server there, from runs of every domain alone."""
         domains = sorted({r.traffic for r in self.done if r.traffic != MIXED and r.concurrency == concurrency})
-        if not domains:
-            return None
         theirs = [
             block for domain in domains for block in self.blocks(self.best(domain, concurrency), domain, concurrency)
         ]
         ours = self.blocks(ADAPTIVE, None, concurrency)
-        return paired_ratio(ours, theirs) if len(ours) == len(theirs) else None
+        return paired_ratio(ours, theirs) if ours and len(ours) == len(theirs) else None
 
     def __str__(self) -> str:
         cells = list(dict.fromkeys((r.traffic, r.concurrency) for r in self.done))

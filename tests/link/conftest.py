@@ -72,13 +72,13 @@ def server(down_server: Server) -> Server:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], object]], None]:
-    """Wait for a condition that a background thread brings about; fails after a minute, on machines of any speed."""
+    """Wait for a condition that a background thread brings about; fails after 15 s."""
 
     def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 15.0
         tick = threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true within 60 s"
+            assert time.monotonic() < deadline, "the condition did not come true within 15 s"
             tick.wait(0.01)
 
     return wait

@@ -143,14 +143,8 @@ class Bench:
         steps: list[Step] = []
         first: dict[str, float] = {}
         tokens: dict[str, int] = {}
-        full: Played | None = None
         start = time.perf_counter(), time.thread_time()
-
-        def played() -> Played:
-            seconds, cpu = time.perf_counter() - start[0], time.thread_time() - start[1]
-            return Played(seconds, cpu, sum(tokens.values()), list(done), list(steps))
-
-        while waiting or began:
+        while waiting or len(began) == clients:
             while waiting and len(began) < clients:
                 prompt = waiting.pop()
                 self.named += 1
@@ -168,28 +162,18 @@ class Bench:
                     domain, clock, cpu, since = began.pop(output.request_id)
                     each = (now - first[output.request_id]) / max(count - 1, 1)
                     done.append(Done(domain, count, now - clock, time.thread_time() - cpu, each, steps[since:]))
-            if full is None and not waiting and len(began) < clients:
-                full = played()
-        return full or played()
+        seconds, cpu = time.perf_counter() - start[0], time.thread_time() - start[1]
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        return Played(seconds, cpu, sum(tokens.values()), done, steps)
 
 
 def made(round_: int, mode: str, traffic: str, clients: int, played: Played) -> Run:
     """One run for the report."""
     each = [one.per_token for one in played.done]
     spread = quantiles(each, n=20, method="inclusive") if len(each) > 1 else each * 19
-    return Run(
-        round_,
-        mode,
-        traffic,
-        clients,
-        played.tokens,
-        played.seconds,
-        spread[9],
-        spread[18],
-        0,
-        played.cpu,
-        played.steps,
-    )
+    tokens, seconds, cpu, steps = played.tokens, played.seconds, played.cpu, played.steps
+    return Run(round_, mode, traffic, clients, tokens, seconds, spread[9], spread[18], 0, cpu, steps)
 
 
 def runs(bench: Bench, given: argparse.Namespace, prompts: dict[str, list[str]]) -> Iterator[Run]:
